@@ -93,8 +93,8 @@ class EmailAgent:
         from emailrl.agent.task import mail_agent
         from emailrl.engines import SamplingParams
         from emailrl.mail import open_mailbox
-        from emailrl.mail.connection import last_day
-        from emailrl.questions.inbox import unknown_inbox
+        from emailrl.mail.connection import last_day, opened
+        from emailrl.questions.inbox import MailReader, unknown_inbox
 
         agent, db, today = self.settings.agent, self.settings.store.db, datetime.now(UTC).date().isoformat()
         date = query_date or min(today, last_day(db) or today)
@@ -103,7 +103,8 @@ class EmailAgent:
         order, without_keywords = agent.search_order, agent.search_without_keywords
         with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
             if not mailbox.known:
-                raise unknown_inbox(mailbox.db, inbox)
+                with opened(db) as connection:
+                    raise unknown_inbox(MailReader(connection), inbox)
             environment = mail_agent(agent, scenario, mailbox, report)
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:

@@ -100,7 +100,7 @@ def benchmark(
 ) -> None:
     from emailrl.engines import check_player
     from emailrl.measure.benchmark import to_resume, with_attacked
-    from emailrl.questions.load import coverage_notes, load_scenario_set
+    from emailrl.questions.load import coverage_notes, read_questions
 
     settings = load_settings(overrides, trust=trust)
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
@@ -111,7 +111,7 @@ def benchmark(
     subjects = choose_subjects(checkpoint or [], model or [], settings)
     subjects = with_attacked(subjects) if attack else subjects
     data, seed = settings.data, settings.training.seed
-    chosen = load_scenario_set(None, "test", limit=data.test_set_size, seed=seed, data=data)
+    chosen = read_questions(None, data).of("test", limit=data.test_set_size, seed=seed)
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
     if not settings.is_chat:
         say_loading(settings, *(subject.model_name for subject in subjects))

@@ -74,9 +74,8 @@ def gen_questions(
     json: Json = False,
 ) -> None:
     from emailrl.mail.connection import opened
-    from emailrl.questions import write_scenarios
     from emailrl.questions.inbox import MailReader, choose_inboxes
-    from emailrl.questions.load import questions_file
+    from emailrl.questions.load import questions_file, write_scenarios
     from emailrl.questions.splits import FEW, split_notes
 
     asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)

@@ -116,7 +116,7 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     """
     from emailrl.measure.benchmark import Subject, run_benchmark
     from emailrl.model.resolve import Adapter
-    from emailrl.questions.load import load_scenario_set, questions_file, write_demo
+    from emailrl.questions.load import questions_file, read_questions, write_demo
     from emailrl.training.loop import train
 
     started, settings = time.monotonic(), _settle(out, steps, overwrite)
@@ -128,7 +128,7 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     def measure(subject: Subject, name: str) -> Report:
         policy = "the trained policy" if subject.adapter else subject.label
         live.say(f"Benchmarking {policy} on questions about held-out mailboxes")
-        chosen = load_scenario_set(questions_file(db), "test", limit=data.test_set_size, seed=seed, data=data)
+        chosen = read_questions(questions_file(db), data).of("test", limit=data.test_set_size, seed=seed)
         title, total = f"benchmark of {subject.label}", len(chosen.scenarios)
         tally.begin(title, total)
         report = run_benchmark(

@@ -175,11 +175,11 @@ def _claim(
 
 def _scenarios(settings: Settings, split: str, limit: int) -> list[Scenario]:
     """The questions, with their notes printed. Nothing is compared, so splits may share inboxes."""
-    from emailrl.questions import coverage_notes, load_scenario_set
+    from emailrl.questions.load import coverage_notes, read_questions
 
     part = None if split == "all" else split
     seed, data = settings.training.seed, settings.data
-    chosen = load_scenario_set(None, part, limit=limit, seed=seed, data=data, check_inboxes=False)  # type: ignore[arg-type]
+    chosen = read_questions(None, data).of(part, limit=limit, seed=seed, check_inboxes=False)  # type: ignore[arg-type]
     warn(*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db))
     return chosen.scenarios
 

@@ -91,21 +91,15 @@ def _literal(kind: str) -> Callable[[str], literals.Literal]:
     return lambda text: literals.read_literal(kind, text)
 
 
-def _amount(text: str) -> Hashable:
-    found = quantities.NUMBER.match(text)
-    return text if found is None else quantities.read_quantity(found)
+def _read(pattern: re.Pattern[str], read: Callable[[re.Match[str]], Hashable]) -> Callable[[str], Hashable]:
+    """What the grammar reads in a text, or the text itself."""
+    return lambda text: (read(found) if (found := pattern.search(text)) else None) or text.lower()
 
 
-def _time(text: str) -> Hashable:
-    found = dates.TIME.search(text)
-    return text if found is None else dates.read_time(found)
-
-
-def _date(text: str) -> Hashable:
-    """Month and day: a year or a weekday only adds detail to the same day."""
-    found = dates.DATE.search(text)
-    day = next(iter(dates.read_dates(found)), None) if found else None
-    return (day.month, day.day) if day else text.lower()
+_amount = _read(quantities.NUMBER, quantities.read_quantity)
+_time = _read(dates.TIME, dates.read_time)
+# A year or a weekday only adds detail to the same day.
+_date = _read(dates.DATE, lambda found: next(((day.month, day.day) for day in dates.read_dates(found)), None))
 
 
 def _pattern(body: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:

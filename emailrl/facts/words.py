@@ -38,7 +38,6 @@ WEEKDAYS = _numbered(
     "monday/mon tuesday/tues/tue wednesday/wed thursday/thurs/thur/thu friday/fri saturday/sat sunday/sun", start=0
 )
 
-
 STOPWORDS = _listed(
     """a an the this that these those there here it its itself he him his she her hers they them their theirs we us our
     ours you your yours i me my mine who whom whose which what when where why how and or but nor so as at by for
@@ -131,7 +130,6 @@ _SUFFIXES = (  # Suffixes and the minimum number of letters before them.
     *(("ations", 5), ("ation", 5), ("ments", 5), ("ment", 5), ("ings", 3), ("ing", 3), ("ions", 5), ("ion", 5)),
     *(("ied", 3), ("ies", 3), ("ed", 3), ("ly", 4), ("s", 3)),
 )
-
 
 _WORDINGS = tuple(  # Rewrites phrases into the one form that the grammar reads, if the lowercase text contains the key.
     (key, re.compile(pattern, re.IGNORECASE), instead)
@@ -240,7 +238,6 @@ for _pair in sorted(_OPPOSITES):
     _one, _other = (stem(word) for word in _pair.split("/"))
     OPPOSITES.setdefault(_one, set()).add(_other)
     OPPOSITES.setdefault(_other, set()).add(_one)
-
 
 _I_DONT_KNOW = re.compile(
     r"(?:(?:sorry|i am sorry|i'?m sorry|unfortunately),?\s*)?(?:but )?(?:i\s+)?(?:do\s+not|don'?t)\s+know"

@@ -180,7 +180,7 @@ def _modules(distributions: Iterable[str]) -> dict[str, str]:
     from packaging.utils import canonicalize_name
 
     owners = metadata.packages_distributions()
-    modules = {canonicalize_name(owner): module for module in reversed(owners) for owner in owners[module]}
+    modules = {canonicalize_name(owner): module for module in reversed(list(owners)) for owner in owners[module]}
     own = {name: name.replace("-", "_") for name in distributions}
     return {name: same if same in owners else modules.get(canonicalize_name(name), same) for name, same in own.items()}
 

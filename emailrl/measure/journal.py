@@ -22,7 +22,7 @@ from emailrl.mail import database_fingerprint
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.measure.evaluation import has_crashed
 from emailrl.model.resolve import read_chat_template
-from emailrl.questions import fingerprint
+from emailrl.questions.load import fingerprint
 from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.scorer import uses_judge

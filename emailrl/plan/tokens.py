@@ -13,8 +13,7 @@ from emailrl.engines import budget
 from emailrl.model.resolve import NANO, same_base
 from emailrl.model.shape import Shape
 from emailrl.plan.devices import Cluster
-from emailrl.questions import read_questions
-from emailrl.questions.load import questions_file
+from emailrl.questions.load import questions_file, read_questions
 from emailrl.records import read_records
 from emailrl.settings import Settings
 from emailrl.settings.names import changed

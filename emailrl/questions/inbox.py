@@ -370,10 +370,8 @@ def largest_owners(reader: MailReader, most: int = 3) -> list[Owner]:
 
 def open_inbox(reader: MailReader, inbox: str) -> Inbox:
     """Return the mailbox of an address; raises UsageError if the database has none of its email."""
-    box = reader.open(inbox)
-    if not box.mails:
-        largest = ", ".join(owner.address for owner in largest_owners(reader))
-        raise UsageError(f"The database has no mailbox {inbox}.", f"Its largest mailboxes: {largest}.")
+    if not (box := reader.open(inbox)).mails:
+        raise unknown_inbox(reader, inbox)
     return box
 
 
@@ -388,8 +386,9 @@ def find_inbox(db: Path, named: str | None) -> str:
                     return mailbox.inbox
         except ToolError as error:
             raise UsageError(f"Invalid inbox {named!r}: {error.message}") from error
-        raise unknown_inbox(db, named)
     with opened(db) as connection:
+        if named is not None:
+            raise unknown_inbox(MailReader(connection), named)
         total = connection.scalar(select(func.count()).select_from(emails)) or 0
         found = list(islice(owners(MailReader(connection), 1), NUM_LISTED + 1))
     own = found if len(found) == 1 else [owner for owner in found if owner.mails >= OWN_SHARE * total]
@@ -401,14 +400,13 @@ def find_inbox(db: Path, named: str | None) -> str:
     raise UsageError(f"{db} holds several mailboxes.", f"Choose one with --inbox: {listed(found[:NUM_LISTED])}{more}")
 
 
-def unknown_inbox(db: Path, inbox: str) -> UsageError:
+def unknown_inbox(reader: MailReader, inbox: str) -> UsageError:
     """Return the error for an unknown address: it suggests the most similar one and the largest mailboxes."""
-    with opened(db) as connection:
-        found = [owner.address for owner in islice(owners(MailReader(connection), 1), MAX_SEARCHED)]
+    found = [owner.address for owner in islice(owners(reader, 1), MAX_SEARCHED)]
     near = get_close_matches(inbox.lower(), found, n=1, cutoff=0.8)
     guess = f"Did you mean {near[0]}? " if near else ""
     largest = ", ".join(found[:3]) or "none"
-    return UsageError(f"No email in {db} is from or to {inbox}.", f"{guess}Its largest mailboxes: {largest}.")
+    return UsageError(f"No email is from or to {inbox}.", f"{guess}Its largest mailboxes: {largest}.")
 
 
 def listed(found: Iterable[Owner]) -> str:

@@ -229,30 +229,17 @@ _NO_TRAIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class ScenarioSet:
-    """The questions of one split."""
+class Questions:
+    """All questions of a source, from which several splits can be taken without reading it again, or those of one."""
 
     scenarios: list[Scenario]
     source: str  # The file, folder or hub name of the questions.
     dropped: dict[str, int]
     """Number of questions left out from the entire source by reason: ``known_bad_id``, ``too_many_sources``."""
+    data: DataSettings
     notes: list[str]  # Notes for every table made from these questions.
 
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.scenarios)
-
-
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """All questions of a source, from which several splits can be taken without reading it again."""
-
-    scenarios: list[Scenario]
-    source: str
-    dropped: dict[str, int]
-    data: DataSettings
-
-    def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> ScenarioSet:
+    def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> Questions:
         """The questions of one split, or all of them for ``split=None``. ``limit`` draws a sample that keeps the mix of
         kinds and inboxes, the same for every seed of validation and test questions; without it the order is the file's.
         ``check_inboxes=False`` is for reading a single split, with nothing to compare. UsageError for shared inboxes or
@@ -260,7 +247,7 @@ class Questions:
         every, source = self.scenarios, self.source
         given = self.data.allow_shared_inbox
         allow_shared = not check_inboxes or (all(s.shares_inbox for s in every) if given is None else given)
-        chosen, notes = every, _dropped_notes(self.dropped)
+        chosen, notes = every, [*self.notes]
         if split == "test" and every[0].split is None:
             notes.insert(0, "the question set has no splits: all of it is used for testing")
         elif split is not None:
@@ -279,20 +266,7 @@ class Questions:
             raise UsageError(f"{source}: no questions of split {split!r}.", hint)
         if limit is not None:
             chosen = mixed_order(chosen, seed if split in (None, "train") else HELD_OUT_SEED)[:limit]
-        return ScenarioSet(chosen, source, self.dropped, notes)
-
-
-def load_scenario_set(
-    questions: Path | None,
-    split: Split | None,
-    *,
-    limit: int | None,
-    seed: int,
-    data: DataSettings,
-    check_inboxes: bool = True,
-) -> ScenarioSet:
-    """Read the questions of one split; see ``read_questions`` and ``Questions.of``."""
-    return read_questions(questions, data).of(split, limit=limit, seed=seed, check_inboxes=check_inboxes)
+        return replace(self, scenarios=chosen, notes=notes)
 
 
 def read_questions(questions: Path | None, data: DataSettings) -> Questions:
@@ -318,9 +292,10 @@ def read_questions(questions: Path | None, data: DataSettings) -> Questions:
             dropped["too_many_sources"] += 1
         else:
             kept.append(replace(scenario, split="train") if scenario.split == data.train_split else scenario)
+    notes = [f"dropped {_DROPPED[reason]}: {number}" for reason, number in dropped.items()]
     if not kept:
-        raise UsageError(f"{source}: no questions left ({'; '.join(_dropped_notes(dropped))}).")
-    return Questions(kept, source, dict(dropped), data)
+        raise UsageError(f"{source}: no questions left ({'; '.join(notes)}).")
+    return Questions(kept, source, dict(dropped), data, notes)
 
 
 def check_exists(questions: Path | None) -> None:
@@ -339,10 +314,6 @@ def fingerprint(scenarios: Sequence[Scenario]) -> str:
     for scenario in sorted(scenarios, key=lambda s: (s.id, s.inbox_address)):
         digest.update(json.dumps(scenario_fields(scenario), sort_keys=True).encode())
     return digest.hexdigest()
-
-
-def _dropped_notes(dropped: Mapping[str, int]) -> list[str]:
-    return [f"dropped {_DROPPED[reason]}: {number}" for reason, number in dropped.items()]
 
 
 MAX_NAMED = 3  # Maximum message ids in a note.

@@ -135,24 +135,20 @@ class TrajectoryIndex:
         with suppress(OSError, EmailRLError):  # missing or invalid
             content = stored.read_bytes() if stored.is_file() else b""  # reading a pipe would block
             header, *lines = content.splitlines(keepends=True) or [b""]
-            if lines and not lines[-1].endswith(b"\n"):
-                lines.pop()
-            if header == _HEADER:
-                self._take(lines)
-        if not self._fits():
-            self._take([])
-        known = len(self)
-        self.refresh()
+            self._take([line for line in lines if line.endswith(b"\n")] if header == _HEADER else [])
+        known = self.refresh()
         is_stale = known == 0 < len(self) and stored.exists()
         if is_stale or len(self) - known > _UNSAVED:
             with suppress(OSError, UsageError):  # a read-only folder, or a link: the next reader builds it again
                 check_own(stored, "")
                 self.save()
 
-    def refresh(self) -> None:
-        """Read appended lines; a replaced file is read from its start."""
-        if not self._fits():
+    def refresh(self) -> int:
+        """Read appended lines; a replaced file is read from its start. Returns how many entries were known before."""
+        last = self[-1] if self._lines else None
+        if last and (self.path.stat().st_size < self.size or zlib.crc32(self._content(last)) != last.checksum):
             self._take([])
+        known = len(self)
         with self.path.open("rb") as file:
             file.seek(self.size)
             for content in file:
@@ -165,6 +161,7 @@ class TrajectoryIndex:
                         trajectory = trajectory_in_line(self.path, line, content)
                     self._lines.append(_entry_line(line, offset, content, trajectory))
                 self.num_lines, self.size = line, offset + len(content)
+        return known
 
     def save(self) -> None:
         """Write the index next to the file."""
@@ -248,13 +245,6 @@ class TrajectoryIndex:
         last = self._entries(lines[-1:])
         self._lines = lines
         self.num_lines, self.size = (last[0].line, last[0].offset + last[0].length) if last else (0, 0)
-
-    def _fits(self) -> bool:
-        """Whether the last entry still matches the file."""
-        if not self._lines:
-            return True
-        last = self[-1]
-        return self.size <= self.path.stat().st_size and zlib.crc32(self._content(last)) == last.checksum
 
     def _content(self, entry: Entry) -> bytes:
         with self.path.open("rb") as file:

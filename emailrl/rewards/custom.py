@@ -64,28 +64,24 @@ MAX_REWARD: Final = 1e9  # Larger rewards are rejected: their squares, used for 
 
 def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """The request for these trajectories as JSON values; no token ids, they are the policy's own."""
+    own = ("id", "group_id", "final_answer", "final_sources", "stop_reason", "rubric", "messages")
+    scenarios = [trajectory.scenario for trajectory in trajectories]
+    records = map(trajectory_to_dict, trajectories)
     return {
         "version": VERSION,
         "query": [_text(trajectory.messages) for trajectory in trajectories],
         "prompts": [_text(takewhile(lambda m: m.role != "assistant", each.messages)) for each in trajectories],
-        "labels": [trajectory.scenario.answer for trajectory in trajectories],
+        "labels": [scenario.answer for scenario in scenarios],
         "trajectories": [
             {
-                "id": trajectory.id,
-                "group_id": trajectory.group_id,
                 "question": scenario.question,
                 "reference_answer": scenario.answer,
                 "reference_sources": scenario.message_ids,
                 "inbox_address": scenario.inbox_address,
                 "query_date": scenario.query_date,
-                "final_answer": trajectory.final_answer,
-                "final_sources": trajectory.final_sources,
-                "stop_reason": trajectory.stop_reason,
-                "rubric": trajectory.rubric,
-                "messages": trajectory_to_dict(trajectory)["messages"],
+                **{name: record[name] for name in own},
             }
-            for trajectory in trajectories
-            for scenario in [trajectory.scenario]
+            for scenario, record in zip(scenarios, records, strict=True)
         ],
     }
 
@@ -109,11 +105,16 @@ def read_reply(
     order, under names without secrets: a partly valid reply is not used."""
     if not isinstance(reply, dict) or "rewards" not in reply:
         raise EmailRLError(f"{scorer} replied without rewards: {_shown(reply)}.", 'Reply {"rewards": [number, …]}.')
-    count = len(trajectories)
     if "ids" in reply and reply["ids"] != [trajectory.id for trajectory in trajectories]:
         raise EmailRLError(f"{scorer} replied with ids that differ from those sent, or in another order.")
-    rewards = _list_of(reply["rewards"], count, "rewards", scorer)
-    terms = [read_terms(reward, _TERM, scorer) for reward in rewards]
+
+    def column(values: Any, name: str, term: str) -> list[dict[str, float]]:
+        if not isinstance(values, list) or len(values) != len(trajectories):
+            found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are not a list"
+            raise EmailRLError(f"{scorer} replied with {found} for {len(trajectories)} trajectories.")
+        return [read_terms(value, term, scorer) for value in values]
+
+    terms = column(reply["rewards"], "rewards", _TERM)
     extras = {"score": reply["scores"]} if reply.get("scores") is not None else {}
     logs = reply.get("extra_logs") or {}
     if not isinstance(logs, dict):
@@ -121,12 +122,9 @@ def read_reply(
     names = " ".join(" ".join([*(name for each in terms for name in each), *map(str, logs)]).split())
     if tellable(names) != names:
         raise EmailRLError(f"{scorer} replied with too many names, or with secrets in them.", "Give short names.")
-    columns = {
-        name: [read_terms(value, name, scorer)[name] for value in _list_of(values, count, name, scorer)]
-        for name, values in (extras | logs).items()
-    }
+    columns = {name: column(values, name, name) for name, values in (extras | logs).items()}
     for number, trajectory in enumerate(trajectories):
-        trajectory.rubric |= {f"remote_{name}": column[number] for name, column in columns.items()}
+        trajectory.rubric |= {f"remote_{name}": found[number][name] for name, found in columns.items()}
     return terms
 
 
@@ -147,13 +145,6 @@ def read_terms(value: Any, term: str, scorer: str) -> dict[str, float]:
     if wrong:
         raise EmailRLError(f"{scorer} returned {_shown(value)}.", wrong)
     return terms
-
-
-def _list_of(values: Any, count: int, name: str, scorer: str) -> list[Any]:
-    if not isinstance(values, list) or len(values) != count:
-        found = f"{len(values)} {name}" if isinstance(values, list) else f"{name} that are not a list"
-        raise EmailRLError(f"{scorer} replied with {found} for {count} trajectories.")
-    return values
 
 
 def _shown(value: Any) -> str:

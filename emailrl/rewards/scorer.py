@@ -88,12 +88,12 @@ class OfflineMatcher:
         return match(question, reference, answer, kind=kind)
 
 
+@dataclass
 class Scorer:
     """Fills ``rubric["answer_correct"]``, ``reward`` and ``reward_terms`` of finished trajectories."""
 
-    def __init__(self, answers: AnswerCheck, reward: Reward | BatchReward) -> None:
-        self.answers = answers
-        self.reward = reward
+    answers: AnswerCheck
+    reward: Reward | BatchReward
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly. Trajectories that already hold an

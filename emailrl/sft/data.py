@@ -29,7 +29,7 @@ from emailrl.sft.searching import conversations
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
-    from emailrl.questions import Split
+    from emailrl.questions.load import Split
 
 VAL_SHARE = 0.1  # of the conversations, for validation if no inbox is in the split val
 _UNFIT = (StopReason.TRUNCATED, StopReason.EXCEPTION)

@@ -18,8 +18,8 @@ from emailrl.agent.task import mail_agent
 from emailrl.agent.tools import MAX_RESULTS
 from emailrl.facts.words import STOPWORDS
 from emailrl.mail import open_mailbox
-from emailrl.questions import Split, load_scenario_set
 from emailrl.questions.inbox import topic_of
+from emailrl.questions.load import Split, read_questions
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import AgentSettings, Settings
@@ -63,7 +63,7 @@ def conversations(
     data = settings.data
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
-    questions = load_scenario_set(None, split, limit=limit, seed=seed, data=taught).scenarios
+    questions = read_questions(None, taught).of(split, limit=limit, seed=seed).scenarios
     found = []
     for scenario in questions:
         environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{draw}/{scenario.id}"))

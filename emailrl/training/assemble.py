@@ -19,7 +19,7 @@ from emailrl.engines.vllm.servers import check_servers
 from emailrl.mail import database_fingerprint
 from emailrl.measure.evaluation import check_samples
 from emailrl.model.shard import check_shardable
-from emailrl.questions import fingerprint, missing_ids, read_questions
+from emailrl.questions.load import fingerprint, missing_ids, read_questions
 from emailrl.ranks import Ranks
 from emailrl.records.trajectory import Scenario
 from emailrl.rewards.scorer import OverlongScorer, build_scorer

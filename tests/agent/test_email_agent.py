@@ -93,7 +93,7 @@ def test_what_it_needs_is_said(parts: tuple[Path, Path], tmp_path: Path) -> None
     with pytest.raises(EmailRLError, match=r"none\.db"):
         EmailAgent(str(model), config={"db": tmp_path / "none.db"}).answer("When?", ANN)
     agent = EmailAgent(str(model), config={"db": db, "max_turns": 1})
-    with pytest.raises(UsageError, match=r"No email in .*mail\.db is from or to nobody@elsewhere\.org") as raised:
+    with pytest.raises(UsageError, match=r"No email is from or to nobody@elsewhere\.org") as raised:
         agent.answer("When?", "nobody@elsewhere.org")
     assert raised.value.hint.startswith("Its largest mailboxes: ") and ANN in raised.value.hint
     with pytest.raises(UsageError, match=r"is from or to an@example\.com\. Did you mean ann@example\.com\?"):

@@ -61,16 +61,15 @@ class Spec:
 
 def prepare(out: Path) -> None:
     """Write the demo mailbox and a question file in which questions of the test worlds stand as `val`."""
-    from emailrl.questions.load import load_scenario_set, questions_file, write_demo, write_scenarios
+    from emailrl.questions.load import questions_file, read_questions, write_demo, write_scenarios
     from emailrl.settings import DataSettings, StoreSettings
 
     if (out / "questions.jsonl").exists():
         return
     write_demo(out / "demo.db", settings=StoreSettings(), seed=DEMO_SEED, overwrite=True)
+    questions = read_questions(questions_file(out / "demo.db"), DataSettings())
     train, test = (
-        load_scenario_set(
-            questions_file(out / "demo.db"), split, limit=limit, seed=DEMO_SEED, data=DataSettings()
-        ).scenarios
+        questions.of(split, limit=limit, seed=DEMO_SEED).scenarios
         for split, limit in (("train", None), ("test", EVAL_QUESTIONS))
     )
     write_scenarios(out / "questions.jsonl", [*train, *(replace(one, split="val") for one in test)])

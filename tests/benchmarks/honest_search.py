@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from emailrl.questions import load_scenario_set
+from emailrl.questions.load import read_questions
 from emailrl.records.trajectory import Message
 from emailrl.settings import load_settings
 from emailrl.sft.searching import CAREFUL, Habits, is_right, play
@@ -43,9 +43,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     options = parser.parse_args()
     settings = load_settings({"db": options.db, "questions": options.questions, "max_source_mails": 10})
-    chosen = load_scenario_set(
-        None, options.split, limit=options.limit, seed=options.seed, data=settings.data
-    ).scenarios
+    chosen = read_questions(None, settings.data).of(options.split, limit=options.limit, seed=options.seed).scenarios
     rows: dict[str, list[tuple[Row, Row]]] = defaultdict(list)
     began = time.perf_counter()
     for scenario in chosen:

@@ -11,7 +11,7 @@ import pytest
 from tiny import make_database, make_model, make_questions
 from two_turns import tokenizer_folder, trajectory
 
-from emailrl.questions import write_scenarios
+from emailrl.questions.load import write_scenarios
 
 __all__ = ["Run", "Terminal", "emailrl", "here", "tokenizer_folder", "trajectory"]
 

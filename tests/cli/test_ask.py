@@ -19,8 +19,7 @@ from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.base.http import tell
 from emailrl.model.smol_base import INSTALL
-from emailrl.questions import read_jsonl
-from emailrl.questions.load import load_scenario_set, questions_file, write_demo
+from emailrl.questions.load import questions_file, read_jsonl, read_questions, write_demo
 from emailrl.settings import StoreSettings, load_settings
 
 SEARCH = ("search_emails", '{"keywords": ["lease"], "from_addr": "bob@example.com"}')
@@ -233,7 +232,7 @@ def test_nano_answers_a_question_of_the_demo_mailbox(emailrl, tmp_path: Path, mo
     monkeypatch.setenv("SMOL_BASE", str(tmp_path))  # a base for smol changes nothing: it does not know the demo
     demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
     data = load_settings({"questions": questions_file(demo)}, environ={}, cwd=tmp_path).data
-    asked = load_scenario_set(None, "test", limit=300, seed=1, data=data).scenarios
+    asked = read_questions(None, data).of("test", limit=300, seed=1).scenarios
     scenario = next(each for each in asked if each.kind == "room")
     given = ("--inbox", scenario.inbox_address, "--db", demo, "--date", scenario.query_date)
     code, out, err = emailrl("ask", scenario.question, *given)

@@ -17,7 +17,7 @@ from tiny import make_database, make_questions
 
 from emailrl.agent.attack import KINDS, order_of
 from emailrl.measure.evaluation import wilson_interval
-from emailrl.questions import write_scenarios
+from emailrl.questions.load import write_scenarios
 from emailrl.records import read_trajectories
 
 NUM = 30

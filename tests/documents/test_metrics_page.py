@@ -35,7 +35,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.benchmark import Subject, run_benchmark
     from emailrl.model.resolve import Adapter
-    from emailrl.questions.load import load_scenario_set, questions_file, write_demo
+    from emailrl.questions.load import questions_file, read_questions, write_demo
     from emailrl.settings import StoreSettings, load_settings
     from emailrl.sft.loop import sft
     from emailrl.training.loop import train
@@ -56,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     train(settings)
     best = find_checkpoint("best", settings.output.output_dir)
-    chosen = load_scenario_set(settings.data.questions, "test", limit=2, seed=1, data=settings.data)
+    chosen = read_questions(settings.data.questions, settings.data).of("test", limit=2, seed=1)
     subjects = [Subject("best", "nano", Adapter.of(best)), Subject("nano", "nano")]
     run_benchmark(subjects, chosen.scenarios, settings, folder / "measured")
     sft(settings, out=folder / "sft")

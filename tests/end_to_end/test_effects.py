@@ -22,7 +22,7 @@ from emailrl.engines import build_engine
 from emailrl.model import shard
 from emailrl.model.load import load_policy
 from emailrl.openrlhf import FLAGS, to_toml
-from emailrl.questions import load_scenario_set, read_jsonl
+from emailrl.questions.load import read_jsonl, read_questions
 from emailrl.ranks.launch import Launch
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, Trajectory
@@ -112,7 +112,7 @@ def play(make_settings: MakeSettings) -> Callable[..., list[list[Trajectory]]]:
         policy = load_policy(settings)
         engine = build_engine(settings, policy)
         engine.load_adapter(None, "base")
-        questions = load_scenario_set(None, "train", limit=2, seed=1, data=settings.data).scenarios
+        questions = read_questions(None, settings.data).of("train", limit=2, seed=1).scenarios
         groups = collector_of(settings, policy, engine).collect(questions, 3, step=0, seed=1)
         engine.close()
         return [each.trajectories for each in groups]
@@ -160,7 +160,7 @@ def test_which_questions_are_trained_on(make_settings: MakeSettings, workplace: 
 
     def asked(**changes: Any) -> list[Scenario]:
         data = make_settings(**changes).data
-        return load_scenario_set(None, "train", limit=data.train_dataset_size, seed=1, data=data).scenarios
+        return read_questions(None, data).of("train", limit=data.train_dataset_size, seed=1).scenarios
 
     own = {"questions": tmp_path / "own.jsonl", "train_split": "hard"}
     everything = {scenario.id for scenario in read_jsonl(workplace / "questions.jsonl") if scenario.split == "train"}

@@ -23,7 +23,7 @@ from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
 from emailrl.measure.benchmark import Subject, players
 from emailrl.measure.evaluation import Evaluation
-from emailrl.questions import write_scenarios
+from emailrl.questions.load import write_scenarios
 from emailrl.records import read_trajectories, write_trajectories
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.settings import load_settings

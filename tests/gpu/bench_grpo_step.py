@@ -299,16 +299,15 @@ def prompts(model: Path) -> list[str]:
     from emailrl.agent import MailEnvironment, tool_schemas
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import open_mailbox
-    from emailrl.questions import load_scenario_set
+    from emailrl.questions.load import read_questions
     from emailrl.settings import DataSettings
 
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
     with tempfile.TemporaryDirectory() as folder:
         db, file = demo(Path(folder))
         texts = []
-        for scenario in load_scenario_set(
-            file, None, limit=SETTINGS["per_device_train_batch_size"], seed=1, data=DataSettings(), check_inboxes=False
-        ).scenarios:
+        questions = read_questions(file, DataSettings())
+        for scenario in questions.of(None, limit=SETTINGS["per_device_train_batch_size"], seed=1).scenarios:
             with closing(open_mailbox(db, scenario.inbox_address, until=scenario.query_date)) as box:
                 texts.append(renderer.start(MailEnvironment(scenario, box, max_turns=10).start()).text)
     return texts

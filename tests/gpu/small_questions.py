@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from emailrl.questions import load_scenario_set, write_scenarios
+from emailrl.questions.load import read_questions, write_scenarios
 from emailrl.questions.splits import mixed_order
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
@@ -68,7 +68,7 @@ def apart(hard: list[Scenario], usual: list[Scenario]) -> list[Scenario]:
 def _made(db: Path, out: Path, kinds: str, limit: int) -> list[Scenario]:
     words = ["--kinds", kinds, "--db", db, "--out", out, "--limit", limit, "--seed", SEED, "--overwrite"]
     _emailrl("gen-questions", *words)
-    return load_scenario_set(out, None, limit=None, seed=SEED, data=DataSettings()).scenarios
+    return read_questions(out, DataSettings()).scenarios
 
 
 def summary(scenarios: list[Scenario]) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from emailrl.model.load import load_policy
 from emailrl.model.resolve import NANO_DIR
-from emailrl.questions import load_scenario_set
+from emailrl.questions.load import read_questions
 from emailrl.settings import Settings, load_settings
 
 pytestmark = pytest.mark.gpu
@@ -130,7 +130,7 @@ def test_a_model_of_fast_language_model_answers_as_the_agent(tmp_path: Path, nee
         parameter.data += 0.01 * torch.randn(parameter.shape, generator=generator).to(parameter.device)
     policy.save_adapter(tmp_path / "best_model")
     file = folder / "demo_questions.jsonl"
-    questions = load_scenario_set(file, "val", limit=2, seed=0, data=settings.data).scenarios
+    questions = read_questions(file, settings.data).of("val", limit=2, seed=0).scenarios
     for one in questions:
         said = {}
         for way in ("transformers", "unsloth"):

@@ -17,7 +17,7 @@ from mail.mails import found, make_tar, only, text
 
 from emailrl.cli.app import main
 from emailrl.mail import build
-from emailrl.questions import read_jsonl
+from emailrl.questions.load import read_jsonl
 from emailrl.settings import load_settings
 
 

@@ -16,7 +16,7 @@ from emailrl.mail import database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.connection import connect, last_day
 from emailrl.mail.sources import RawEmail
-from emailrl.questions import missing_ids
+from emailrl.questions.load import missing_ids
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Scenario
 

@@ -15,7 +15,7 @@ from emailrl import checkpoints
 from emailrl.base.errors import UsageError
 from emailrl.cli.app import app
 from emailrl.plan import Known, measure_run
-from emailrl.questions import write_scenarios
+from emailrl.questions.load import write_scenarios
 
 
 def test_tokens_and_steps() -> None:

@@ -17,16 +17,27 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
 from emailrl.mail.sources import RawEmail, open_source
-from emailrl.questions import ScenarioSet, Split, coverage_notes, load_scenario_set, missing_ids
-from emailrl.questions.load import has_enron_email, has_only_demo_email, questions_file, with_questions, write_demo
+from emailrl.questions.load import (
+    Questions,
+    Split,
+    coverage_notes,
+    fingerprint,
+    has_enron_email,
+    has_only_demo_email,
+    missing_ids,
+    questions_file,
+    read_questions,
+    with_questions,
+    write_demo,
+)
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings, StoreSettings
 
 Write = Callable[[list[Row]], Path]
 
 
-def load(path: Path | None, split: Split | None, limit: int | None = None, **data: object) -> ScenarioSet:
-    return load_scenario_set(path, split, limit=limit, seed=3, data=DataSettings(**data))  # type: ignore[arg-type]
+def load(path: Path | None, split: Split | None, limit: int | None = None, **data: object) -> Questions:
+    return read_questions(path, DataSettings(**data)).of(split, limit=limit, seed=3)  # type: ignore[arg-type]
 
 
 def rows(inboxes: str, split: str | None = None, start: int = 1000) -> list[Row]:
@@ -35,11 +46,11 @@ def rows(inboxes: str, split: str | None = None, start: int = 1000) -> list[Row]
     return [row(id=start + n, inbox_address=f"{inbox}@x", **named) for n, inbox in enumerate(inboxes)]
 
 
-def ids(found: ScenarioSet) -> list[str]:
+def ids(found: Questions) -> list[str]:
     return [scenario.id for scenario in found.scenarios]
 
 
-def inboxes(found: ScenarioSet) -> set[str]:
+def inboxes(found: Questions) -> set[str]:
     return {scenario.inbox_address for scenario in found.scenarios}
 
 
@@ -73,7 +84,7 @@ def test_a_shared_inbox_is_an_error_where_splits_are_compared(question_file: Wri
             load(path, split)
         assert load(path, split, allow_shared_inbox=True).notes
     assert len(load(path, None).scenarios) == 5
-    alone = load_scenario_set(path, "test", limit=None, seed=3, data=DataSettings(), check_inboxes=False).scenarios
+    alone = read_questions(path, DataSettings()).of("test", limit=None, seed=3, check_inboxes=False).scenarios
     assert [s.id for s in alone] == ["10", "11"]
 
 
@@ -115,7 +126,7 @@ def test_questions_with_many_sources_are_dropped_and_counted(question_file: Writ
 
 
 def drawn(path: Path, split: Split | None, seed: int, limit: int = 10) -> list[str]:
-    return ids(load_scenario_set(path, split, limit=limit, seed=seed, data=DataSettings()))
+    return ids(read_questions(path, DataSettings()).of(split, limit=limit, seed=seed))
 
 
 def test_a_limit_takes_the_same_sample_for_a_seed(question_file: Write) -> None:
@@ -131,14 +142,15 @@ def test_seeds_share_their_validation_and_test_questions(question_file: Write, s
 
 
 def test_the_fingerprint_knows_the_content_not_the_order(question_file: Write) -> None:
-    first = load(question_file(rows("abc")), None).fingerprint
-    assert load(question_file(rows("abc")[::-1]), None).fingerprint == first
-    assert load(question_file([*rows("ab"), row(id=1002, inbox_address="c@x", answer="Bo")]), None).fingerprint != first
-    usual = load(question_file([row()]), None)  # of nine fields, unless a newer one is unusual
+    def of(*given: Row) -> str:
+        return fingerprint(read_questions(question_file([*given]), DataSettings()).scenarios)
+
+    first, usual = of(*rows("abc")), of(row())
+    assert of(*rows("abc")[::-1]) == first != of(*rows("ab"), row(id=1002, inbox_address="c@x", answer="Bo"))
     names = ["id", "question", "answer", "message_ids", "inbox_address", "query_date", "how_realistic", "split", "kind"]
-    content = {name: getattr(usual.scenarios[0], name) for name in names}
-    assert usual.fingerprint == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    assert load(question_file([row(needs_all=True)]), None).fingerprint != usual.fingerprint
+    [scenario] = load(question_file([row()]), None).scenarios  # of nine fields, unless a newer one is unusual
+    content = {name: getattr(scenario, name) for name in names}
+    assert usual == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest() != of(row(needs_all=True))
 
 
 def test_the_settings_name_the_file_where_the_caller_does_not(question_file: Write, tmp_path: Path) -> None:

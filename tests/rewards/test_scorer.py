@@ -186,17 +186,13 @@ def test_whatever_a_reward_of_many_raises_is_theirs(caplog: pytest.LogCaptureFix
     ("answer", "candidates"),
     [
         ("May 20", 1),
-        ("in Houston, Texas", 1),
         ("Tuesday, May 20, 2001", 1),  # a year after its day is no item
         ("On Monday, he said that the meeting would be moved.", 1),  # clauses are no items
         ("Jill and Tom Reed", 1),  # a pair is an answer
-        ("24/7, on 5/20/01", 1),
         ("It is in <a/b@x> or so I believe it to be.", 1),
         ("Tuesday or Friday", 2),
         ("he/she", 2),
-        ("It is one of 5, 6, 7 or 8.", 4),
         ("May 3, May 4, or May 5", 3),
-        ("Ida, Jill, Tom and Ben came.", 4),
         ("5 or 6. Perhaps 7, 8 or 9.", 3),  # the longest list of all sentences
         ("One of these:\n- red\n- green\n* blue", 3),
         ("1. red\n2) green", 2),

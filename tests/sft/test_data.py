@@ -17,7 +17,7 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
 from emailrl.model.load import load_policy
-from emailrl.questions import write_scenarios
+from emailrl.questions.load import write_scenarios
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 from emailrl.settings import Settings, load_settings

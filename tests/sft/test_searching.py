@@ -16,7 +16,7 @@ from emailrl.engines.renderer import parse_tool_calls
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.sources.message import RawEmail
-from emailrl.questions import write_scenarios
+from emailrl.questions.load import write_scenarios
 from emailrl.questions.template import HARD_KINDS, KINDS, generate
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL, possessive
 from emailrl.records.trajectory import Message, Scenario

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
@@ -102,45 +102,41 @@ class QuestionWriter:
         """Send every prompt that the cache does not answer, and store the replies there. ``progress`` is called after
         each. Raises GenerationError if a prompt stays unanswered, or if the next one may exceed ``max_cost``."""
         self._cache.prepare()
-        model = self._settings.generator_model
-        pending = [batch for batch in plan.batches if self._cache.get(batch.cache_key(model)) is None]
+        own, spending = self._settings, self._spending
+        pending = (batch for batch in plan.batches if self._cache.get(batch.cache_key(own.generator_model)) is None)
 
-        async def send_all() -> None:
+        async def work(client: AsyncOpenAI) -> None:
+            while self._failure is None and (batch := next(pending, None)) is not None:
+                # The estimate, or the average billed so far if that is more.
+                billed = spending.cost or 0.0
+                estimated = cost_of(own, batch.tokens, TOKENS_A_REPLY) or 0.0
+                expected = max(estimated, billed / max(spending.num_answered, 1))
+                if self._max_cost is not None and billed + self._in_flight + expected > self._max_cost:
+                    self._failure = GenerationError(
+                        f"--max-cost {self._max_cost:g} was reached after {spending.num_answered} replies.",
+                        "They are saved: rerun with a higher --max-cost to continue.",
+                    )
+                    return
+                self._in_flight += expected
+                try:
+                    await self._answer(batch, client)
+                except EmailRLError as error:
+                    self._failure = self._failure or error
+                finally:
+                    self._in_flight -= expected
+                if progress is not None:
+                    progress(spending)
+
+        async def work_together() -> None:
             from emailrl.base.chat import connect
 
-            own, waiting = self._settings, iter(pending)
             async with connect(own.generator_base_url, self._key, timeout=self._timeout) as client:
-                await asyncio.gather(*(self._work(waiting, progress, client) for _ in range(own.generator_concurrency)))
+                await asyncio.gather(*(work(client) for _ in range(own.generator_concurrency)))
 
-        asyncio.run(send_all())
+        asyncio.run(work_together())
         if self._failure is not None:
             raise self._failure
-        return self._spending
-
-    async def _work(
-        self, pending: Iterator[Batch], progress: Callable[[Spending], None] | None, client: AsyncOpenAI
-    ) -> None:
-        spending = self._spending
-        while self._failure is None and (batch := next(pending, None)) is not None:
-            # The estimate, or the average billed so far if that is more.
-            billed = spending.cost or 0.0
-            estimated = cost_of(self._settings, batch.tokens, TOKENS_A_REPLY) or 0.0
-            expected = max(estimated, billed / max(spending.num_answered, 1))
-            if self._max_cost is not None and billed + self._in_flight + expected > self._max_cost:
-                self._failure = GenerationError(
-                    f"--max-cost {self._max_cost:g} was reached after {spending.num_answered} replies.",
-                    "They are saved: rerun with a higher --max-cost to continue.",
-                )
-                return
-            self._in_flight += expected
-            try:
-                await self._answer(batch, client)
-            except EmailRLError as error:
-                self._failure = self._failure or error
-            finally:
-                self._in_flight -= expected
-            if progress is not None:
-                progress(spending)
+        return spending
 
     async def _answer(self, batch: Batch, client: AsyncOpenAI) -> None:
         """Get a readable reply into the cache, or the last unreadable one; count a refused prompt. Raises
@@ -282,17 +278,14 @@ def read_reply(text: str) -> list[Any] | None:
     return None if items is None else items[:MAX_ITEMS]
 
 
-def _one_line(value: Any) -> Any:
-    return " ".join(value.split()) if isinstance(value, str) else value
-
-
 def _printable(text: str) -> str:
     if not text or not text.isprintable():
         raise ValueError("not printable")
     return text
 
 
-Line = Annotated[str, BeforeValidator(_one_line), AfterValidator(_printable)]
+_ONE_LINE = BeforeValidator(lambda value: " ".join(value.split()) if isinstance(value, str) else value)
+Line = Annotated[str, _ONE_LINE, AfterValidator(_printable)]
 
 
 class _Item(BaseModel):

@@ -22,7 +22,6 @@ MAX_PER_MAIL = 2  # Maximum questions per email.
 EARLIEST = "1990"  # Earlier emails are not used: their sender's clock was not set.
 SPARE = 6  # Candidates to find per question, so that there is a choice.
 
-
 _Candidate = tuple[Scenario, str]  # A question, and the thread of its email.
 
 

@@ -8,22 +8,12 @@ from random import Random
 
 from emailrl.questions.inbox import Inbox, Mail, spell_day
 from emailrl.questions.load import I_DONT_KNOW
-from emailrl.questions.template.usual import (
-    FACT_KINDS,
-    MAX_COUNT,
-    Finding,
-    Kind,
-    count_in_month,
-    kind,
-    refer_to,
-    reply_from,
-    sender,
-    subject,
-)
+from emailrl.questions.template import usual
+from emailrl.questions.template.usual import Finding, Kind, kind, refer_to
 
 MIN_MAILS = 30  # Minimum emails in a mailbox for a question without an answer.
 MAX_EARLY = 14  # Maximum days before an email's arrival for a question that it does not answer yet.
-_ABSENT_FACTS = [usual for usual in FACT_KINDS if usual.name in ("phone", "amount", "percentage", "time")]
+_ABSENT_FACTS = [kind for kind in usual.FACT_KINDS if kind.name in ("phone", "amount", "percentage", "time")]
 
 
 @kind(
@@ -53,7 +43,7 @@ def both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 )
 def reply_gap(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The days between the owner's only email in a thread and the only reply."""
-    finding = reply_from.find(box, mail, rng)
+    finding = usual.reply_from.find(box, mail, rng)
     if finding is None:
         return None
     mine = [other for other in box.thread(mail, finding.ask_day) if other is not mail]
@@ -66,7 +56,7 @@ def count_on_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     of_day = box.on_day(mail.day)
     got = [other for other in of_day if box.received(other)]
     to_myself = any(box.me in (*other.to, *other.cc, *other.bcc) for other in of_day if not box.received(other))
-    if not 2 <= len(got) <= MAX_COUNT or got[-1] is not mail or to_myself:
+    if not 2 <= len(got) <= usual.MAX_COUNT or got[-1] is not mail or to_myself:
         return None
     return Finding(str(len(got)), box.ask_day(mail, rng), {"date": spell_day(mail.day)}, got)
 
@@ -80,7 +70,7 @@ def count_on_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 def thread_count(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     thread = box.thread(mail, day) if mail.topic.is_telling else []
-    is_last = 2 <= len(thread) <= MAX_COUNT and thread[-1] is mail
+    is_last = 2 <= len(thread) <= usual.MAX_COUNT and thread[-1] is mail
     return Finding(str(len(thread)), day, sources=thread) if is_last else None
 
 
@@ -102,7 +92,7 @@ def absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     earlier = box.mails[: box.before(day)]
     if box.matching(mail.topic, day) or any(mail.topic.key in other.body.lower() for other in earlier):
         return None
-    return _nothing(sender, day, {"topic": mail.topic.text}, rng)
+    return _nothing(usual.sender, day, {"topic": mail.topic.text}, rng)
 
 
 @kind(0.4, "{question}", answerable=False)
@@ -116,28 +106,28 @@ def absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         return None
     asked = mail.day + timedelta(days=rng.randint(2, (later[0] - mail.day).days - 2))
     slots = {"person": box.called(mail.sender), "date": spell_day(asked)}
-    return _nothing(subject, asked + timedelta(days=rng.randint(1, 30)), slots, rng)
+    return _nothing(usual.subject, asked + timedelta(days=rng.randint(1, 30)), slots, rng)
 
 
 @kind(0.5, "{question}", answerable=False)
 def absent_fact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """A fact of a kind that an email does not state, nor anything similar."""
     day = box.ask_day(mail, rng)
-    usual = rng.choice(_ABSENT_FACTS)
+    absent = rng.choice(_ABSENT_FACTS)
     told = f"{mail.subject}\n{mail.body}"
-    if usual.fact is None or usual.fact.find(told) or (usual.fact.rivals and usual.fact.rivals.search(told)):
+    if absent.fact is None or absent.fact.find(told) or (absent.fact.rivals and absent.fact.rivals.search(told)):
         return None
     if not mail.body.strip() or not box.is_told_by_topic(mail, day, with_sender=True):
         return None
-    return _nothing(usual, day, {"mail": refer_to(box, mail, rng)}, rng)
+    return _nothing(absent, day, {"mail": refer_to(box, mail, rng)}, rng)
 
 
-def _nothing(usual: Kind, day: date, slots: dict[str, str], rng: Random) -> Finding:
+def _nothing(kind: Kind, day: date, slots: dict[str, str], rng: Random) -> Finding:
     """A question in the wording of a usual kind, so that it does not reveal that there is no answer."""
-    return Finding(I_DONT_KNOW, day, {"question": rng.choice(usual.wordings).format(**slots)})
+    return Finding(I_DONT_KNOW, day, {"question": rng.choice(kind.wordings).format(**slots)})
 
 
 HARD_KINDS: tuple[Kind, ...] = (
-    *(both_subjects, reply_gap, replace(count_in_month, needs_all=True), count_on_day, thread_count, last_in_thread),
-    *(absent_topic, absent_day, absent_fact),
+    *(both_subjects, reply_gap, replace(usual.count_in_month, needs_all=True)),
+    *(count_on_day, thread_count, last_in_thread, absent_topic, absent_day, absent_fact),
 )

@@ -33,7 +33,6 @@ KIND_OF = {name: kind for kind, names in _KINDS.items() for name in (kind, *name
 """From a question's kind to its answer's kind; other kinds are unknown."""
 QUOTED = frozenset(("subject", "address", "text"))  # Answers compared word for word.
 
-
 LONGEST = 4000  # Maximum characters of an answer.
 _SUBJECT = re.compile(r"\b(?:subject|title)\b", re.IGNORECASE)
 _MARKS = re.compile(r"(?<!\w)(?:(?:re|fwd?)\s?:\s*)+(?=\w)", re.IGNORECASE)

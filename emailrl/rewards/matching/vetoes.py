@@ -265,12 +265,10 @@ def says_too_much(case: Case) -> bool:
     return sum(news) > (3 if strange else 4 if personal else 7)
 
 
-VETOES = (
-    *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals),
-    *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
-)
-
-
 def stands_against(case: Case) -> bool:
     """Whether any veto applies to an answer that covers the reference."""
-    return any(veto(case) for veto in VETOES)
+    vetoes = (
+        *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals),
+        *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
+    )
+    return any(veto(case) for veto in vetoes)

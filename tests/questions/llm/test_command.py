@@ -15,7 +15,7 @@ import pytest
 from questions.llm.chat_stub import ChatStub, good, mails_of, questions_on
 
 from emailrl.cli.app import main
-from emailrl.questions import missing_ids, read_jsonl
+from emailrl.questions.load import missing_ids, read_jsonl
 
 Serve = Callable[..., ChatStub]
 Run = Callable[..., "tuple[int, dict[str, Any], str]"]

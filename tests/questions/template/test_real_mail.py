@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.questions import load_scenario_set, missing_ids
+from emailrl.questions.load import missing_ids, read_questions
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Scenario
 from emailrl.rewards.matching import match
@@ -36,8 +36,7 @@ def test_the_offline_matcher_accepts_every_answer_in_a_sentence(generated: list[
 
 
 def test_art_e_s_questions_on_this_database(enron_db: Path, shared_data: Path) -> None:
-    questions = load_scenario_set(
-        shared_data / "enron" / "art_e_questions.jsonl", None, limit=None, seed=1, data=DataSettings(max_source_mails=9)
-    ).scenarios
+    path = shared_data / "enron" / "art_e_questions.jsonl"
+    questions = read_questions(path, DataSettings(max_source_mails=9)).scenarios
     coverage = missing_ids(questions, enron_db)
     assert (coverage.num_questions, coverage.num_answerable, len(coverage.missing)) == (859, 858, 1)
