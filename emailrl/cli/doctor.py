@@ -13,26 +13,84 @@ Examples:
 
 from __future__ import annotations
 
-from typing import Annotated
+import json as jsonlib
+import netrc
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from emailrl.base.plain import plain_line
+from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
 from emailrl.cli.output import print_json, result_console, say
+from emailrl.model.smol_base import INSTALL as INSTALL_SMOL
+from emailrl.model.smol_base import PACKAGE as SMOLLM2
+from emailrl.model.smol_base import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
+from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+Status = Literal["ok", "note", "missing", "broken"]
 STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red"}
+GIB = 1024**3
+LOW_DISK_GIB = 10
+DEVELOPERS = ("bench", "browser", "dev")
+"""Extras for work on emailrl itself, shown only if something of them is installed."""
+_SECONDS = 60
+_TORCH_PROBE = """
+import json, torch
+gpus = [{"name": torch.cuda.get_device_name(i), "memory": torch.cuda.mem_get_info(i)}
+        for i in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}))
+"""
+_IMPORT_PROBE = """
+import importlib, json, sys
+errors = {}
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+print(json.dumps(errors))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One item checked, what was found, and the remedy if something is wrong."""
+
+    name: str
+    status: Status  # ``note`` works, but may not be what was intended.
+    found: str
+    remedy: str = ""
+    essential: bool = False  # Whether every command needs it.
+    area: str = ""
+
+    @property
+    def fatal(self) -> bool:
+        """Whether it prevents emailrl from working."""
+        return self.essential and self.status in ("missing", "broken")
 
 
 def doctor(
     deep: Annotated[bool, Option("--deep", help="Also import every package (about ten seconds).")] = False,
     json: Json = False,
 ) -> None:
-    from emailrl.measure.doctor import examine, verdict
-
     checks = examine(deep=deep)
     is_broken = any(check.fatal for check in checks)
     is_ready, sentence = verdict(checks)
@@ -53,3 +111,269 @@ def doctor(
         result_console().print(table)
     if is_broken:
         raise typer.Exit(1)
+
+
+def examine(*, deep: bool = False) -> list[Check]:
+    """Run all checks; one that itself fails becomes a ``broken`` check, never an exception.
+
+    ``deep`` also imports every installed package in a child process (ten seconds or so).
+    """
+    checks: list[Check] = []
+    settings = Settings()
+    named = "emailrl.toml, .env"
+    try:
+        settings = load_settings()
+    except Untrusted as error:
+        checks.append(Check(named, "note", error.message, error.hint, area="settings"))
+        settings = load_settings(looks_only=True)
+    except EmailRLError as error:
+        checks.append(Check(named, "broken", error.message, error.hint, essential=True, area="settings"))
+    looks: dict[str, Callable[[], Iterable[Check]]] = {
+        "python": _python,
+        "packages": lambda: examine_packages(deep),
+        "extra smol": _smollm2,
+        "hardware": lambda: _hardware(settings.model, settings.output.output_dir),
+        "data": lambda: _data(settings.store.db, settings.data.questions),
+        "accounts": lambda: _accounts(settings.tracking.wandb_mode, settings.rewards),
+    }
+    for area, look in looks.items():
+        try:
+            checks += [replace(check, area=check.area or area) for check in look()]
+        except Exception as error:
+            checks.append(Check("look", "broken", f"{type(error).__name__}: {error}", "Please report this.", area=area))
+    areas = list(dict.fromkeys(check.area for check in checks))
+    return sorted(checks, key=lambda check: areas.index(check.area))
+
+
+def verdict(checks: Sequence[Check]) -> tuple[bool, str]:
+    """Whether bare ``train`` would start here, and a line that says so or what to do first."""
+    needed = [check for check in checks if check.area in ("settings", "data")]
+    needed += [check for check in checks if check.name == "model"]
+    for check in [*(check for check in checks if check.fatal), *(check for check in needed if check.status != "ok")]:
+        return False, f"Not ready to train: {check.name}: {check.found.rstrip('.')}. {check.remedy}"
+    gpus = sum(check.name.startswith("gpu ") for check in checks)
+    found = "; ".join(check.found for check in needed)
+    return True, f"Ready to train on {counted(gpus, 'GPU') if gpus else 'CPU'}: {found}"
+
+
+def _python() -> Iterable[Check]:
+    yield Check("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    try:
+        sqlite3.connect(":memory:").execute("CREATE VIRTUAL TABLE probe USING fts5(body)")
+    except sqlite3.Error as error:
+        remedy = "Use a Python whose SQLite has FTS5 (python.org, conda and Linux builds do)."
+        yield Check("sqlite fts5", "missing", f"{sqlite3.sqlite_version}: {error}", remedy, essential=True)
+    else:
+        yield Check("sqlite fts5", "ok", f"SQLite {sqlite3.sqlite_version}")
+
+
+# -- packages
+
+
+def examine_packages(deep: bool) -> Iterable[Check]:
+    """Compare installed packages with emailrl's declared requirements, including extras.
+
+    A package of several extras is shown in the first.
+    """
+    try:
+        wanted = _requirements()
+    except metadata.PackageNotFoundError:
+        yield Check("emailrl", "note", "running from source, not installed", "pip install --editable .")
+        return
+    present = {name: version for name in wanted if (version := _installed(name))}
+    begun = {wanted[name][1] for name in present}
+    modules = _modules(present) if deep else {}
+    errors = import_errors(list(modules.values())) if deep else {}
+    for item, extra in wanted.values():
+        version = present.get(item.name)
+        if (extra in DEVELOPERS and extra not in begun) or (extra == SMOL and version is None):
+            continue
+        area, essential = f"extra {extra}" if extra else "", extra is None
+        remedy = f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
+        status: Status = "note"
+        if version is None:
+            status, found = "missing" if essential else "note", "not installed"
+        elif (error := errors.get(modules.get(item.name, ""))) is not None:
+            status, found = "broken", f"{version} fails to import: {error}"
+            remedy = f"Reinstall it: pip install --force-reinstall {item.name}"
+        elif not item.specifier.contains(version, prereleases=True):
+            found = f"{version}, expected {item.specifier}"
+        else:
+            status, found, remedy = "ok", version, ""
+        yield Check(item.name, status, found, remedy, essential, area)
+
+
+def _requirements() -> dict[str, tuple[Requirement, str | None]]:
+    """Each required package by name, with the first extra that needs it; None if emailrl always does."""
+    from packaging.requirements import Requirement
+
+    extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
+    found: dict[str, tuple[Requirement, str | None]] = {}
+    for line in metadata.requires("emailrl") or []:
+        item = Requirement(line)
+        marker = item.marker if item.marker is not None and not item.marker.evaluate({"extra": ""}) else None
+        needs = [name for name in extras if marker is not None and marker.evaluate({"extra": name})]
+        found.setdefault(item.name, (item, needs[0] if needs else None))
+    return found
+
+
+def _modules(distributions: Iterable[str]) -> dict[str, str]:
+    """The module to import for each distribution: the one of the same name if it exists (torch also has functorch)."""
+    from packaging.utils import canonicalize_name
+
+    owners = metadata.packages_distributions()
+    modules = {canonicalize_name(owner): module for module in reversed(list(owners)) for owner in owners[module]}
+    own = {name: name.replace("-", "_") for name in distributions}
+    return {name: same if same in owners else modules.get(canonicalize_name(name), same) for name, same in own.items()}
+
+
+def import_errors(modules: list[str]) -> dict[str, str]:
+    """Return the modules that fail to import, with their errors; all are imported in one child process."""
+    found = _run_child(_IMPORT_PROBE, *modules)
+    return found if isinstance(found, dict) else dict.fromkeys(modules, str(found))
+
+
+def _run_child(program: str, *arguments: str) -> Any:
+    """Run ``program`` in a fresh interpreter; return the JSON it prints last, or a string describing the failure."""
+    command = [sys.executable, "-P", "-c", program, *arguments]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_SECONDS} s"
+    if ended.returncode:
+        return (ended.stderr.strip().splitlines() or [f"the process exited with {ended.returncode}"])[-1]
+    return jsonlib.loads(ended.stdout.strip().splitlines()[-1])
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _smollm2() -> Iterable[Check]:
+    """The package with smol's base model, not in an extra because pip would build llama.cpp with it; and its reader."""
+    if version := _installed(SMOLLM2):
+        yield Check(SMOLLM2, "ok", version)
+    missing = [name for name in (SMOLLM2, "gguf") if not _installed(name)]
+    if missing and find_converted(SMOL, None):
+        yield Check(missing[0], "ok", f"not installed, and not needed: {SMOL} is already converted")
+    elif missing:
+        yield Check(missing[0], "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
+
+
+# -- hardware and model
+
+
+def read_torch() -> Any:
+    """Import torch in a child process: its version, CUDA and each GPU, or one line on why the import fails."""
+    return _run_child(_TORCH_PROBE)
+
+
+def _hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:
+    """The processor, torch, each GPU, the disk of OUTPUT_DIR and the model of MODEL_NAME."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check("cpu", "ok", f"{cores} cores, {memory:.1f} GiB of memory")
+    torch, gpus = read_torch(), []
+    if isinstance(torch, dict):
+        gpus = torch["gpus"]
+        yield Check("torch", "ok", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}")
+    else:
+        remedy = "Reinstall torch for this machine: https://pytorch.org/get-started"
+        yield Check("torch", "broken", str(torch), remedy, essential=True)
+    for number, gpu in enumerate(gpus):
+        free, total = (value / GIB for value in gpu["memory"])
+        yield Check(f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
+    if not gpus:
+        remedy = "Fine for --model nano and smol; larger models need a CUDA GPU and a CUDA build of torch."
+        yield Check("gpu", "note", "none usable by torch", remedy)
+    folder = next(parent for parent in output_dir.absolute().parents if parent.exists())
+    free = shutil.disk_usage(folder).free / GIB
+    remedy = "Free some space, or set OUTPUT_DIR to a larger disk." if free < LOW_DISK_GIB else ""
+    yield Check("disk", "note" if remedy else "ok", f"{free:.1f} GiB free at {folder}", remedy)
+    yield _model(model, has_gpu=bool(gpus))
+
+
+def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
+    """The model of the settings; smol's converted copy in the cache, or the base that the first use converts."""
+    from huggingface_hub import is_offline_mode, try_to_load_from_cache
+
+    name = model.name
+    if name == "nano" or (name not in (SMOL, SMOL_BASE) and Path(name).is_dir()):
+        return Check("model", "ok", "nano, the packaged policy" if name == "nano" else f"{name}, a local folder")
+    if name not in (SMOL, SMOL_BASE):
+        cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        found = f"{name}, {'in the hub cache' if cached else 'downloaded from the hub on first use'}"
+        if has_gpu:
+            return Check("model", "ok", found)
+        return Check("model", "note", found, "Without a GPU, use --model smol, or nano for the demo mailbox.")
+    try:
+        if converted := find_converted(name, model.smol_base):
+            return Check("model", "ok", f"{name}, converted in {converted}")
+        if source := find_local(model.smol_base):
+            check_source(source)
+            return Check("model", "ok", f"{name} from {source.origin}, converted on first use")
+    except EmailRLError as error:
+        return Check("model", "missing", error.message, error.hint)
+    if in_hub_cache():
+        return Check("model", "ok", f"{name} from the hub cache, converted on first use")
+    if is_offline_mode():
+        found = f"{name}, not on this machine, and HF_HUB_OFFLINE is set"
+        return Check("model", "missing", found, f"Run: {INSTALL_SMOL}")
+    found = f"{name}, downloaded from the hub on first use (270 MB)"
+    return Check("model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")
+
+
+# -- data and accounts
+
+
+def _data(db: Path, questions: Path | None) -> Iterable[Check]:
+    """Open the mail database and count the questions."""
+    from emailrl.mail.connection import how_to_get
+    from emailrl.questions.load import HUB_QUESTIONS, has_enron_email, questions_file
+
+    database = Check("database", "missing", f"no such file: {db}", how_to_get(db))
+    if db.is_file():
+        try:
+            with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
+                connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
+            database = Check("database", "ok", f"{db}, {emails:,} emails, {db.stat().st_size / 1024**2:,.1f} MiB")
+        except sqlite3.Error as error:
+            remedy = "Move it away and build it again: emailrl gen-db"
+            database = Check("database", "broken", f"{db}: {error}", remedy)
+    yield database
+    beside = questions_file(db)
+    questions = questions or (beside if beside.is_file() else None)
+    if questions is None and database.status == "ok" and has_enron_email(db):
+        yield Check("questions", "ok", f"{HUB_QUESTIONS}, from the hub")
+    elif questions is None:
+        remedy = "Generate some (emailrl gen-questions), or name a file with --questions."
+        yield Check("questions", "note", f"none named, and none next to the database: {beside}", remedy)
+    elif questions.is_file():
+        with questions.open("rb") as file:
+            lines = sum(1 for line in file if line.strip())
+        yield Check("questions", "ok", f"{questions}, {lines:,} questions")
+    else:
+        yield Check("questions", "missing", f"no such file: {questions}", "Generate some: emailrl gen-questions")
+
+
+def _accounts(wandb_mode: str, rewards: RewardSettings) -> Iterable[Check]:
+    """Whether W&B and the judge have the keys they need; no key is used or shown."""
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1].strip("/")
+    try:
+        logged_in = os.environ.get("WANDB_API_KEY") or netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        logged_in = None
+    if wandb_mode == "online" and not logged_in:
+        remedy = "Log in (wandb login), or set WANDB_MODE=disabled."
+        yield Check("wandb", "note", "not logged in: runs are logged offline", remedy)
+    else:
+        yield Check("wandb", "ok", "logged in" if wandb_mode == "online" else f"WANDB_MODE={wandb_mode}")
+    if rewards.openrouter_api_key:
+        yield Check("OPENROUTER_API_KEY", "ok", f"set: answers are judged by {rewards.judge_model}")
+    else:
+        remedy = "Set it to have a language model judge answers (a key in .env counts once the folder is trusted)."
+        yield Check("OPENROUTER_API_KEY", "note", "not set: answers are matched offline", remedy)

@@ -126,8 +126,6 @@ def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monke
         played.append(real(*arguments, **options))
         return played[-1]
 
-    code, _, error = emailrl("benchmark", "--resume")
-    assert code == 2 and "outputs/benchmarks has no unfinished benchmark." in error and error.count("\n") == 1
     monkeypatch.setattr(Collector, "collect", collect)
     code, out, said = emailrl("benchmark", "--sequential", "--out", "bench")
     assert code == 130 and "outputs/grpo_masked/best_model: interrupted after 2 of 4 questions, the first ones" in out

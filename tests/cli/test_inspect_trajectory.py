@@ -137,17 +137,6 @@ def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: 
     assert "group g  rollout  policy" in emailrl("inspect-trajectory", "rolled.jsonl")[1]
 
 
-@pytest.mark.parametrize(
-    ("content", "code", "line"),
-    [('{"id": "x"}\n{"id": \n', 1, "line 2: not JSON"), ("", 2, "holds no complete trajectory yet")],
-)
-def test_a_bad_file_is_named_with_its_line(emailrl, tmp_path: Path, content: str, code: int, line: str) -> None:
-    (tmp_path / "bad.jsonl").write_text(content)
-    ended, out, error = emailrl("inspect-trajectory", "bad.jsonl")
-    assert (ended, out) == (code, "")
-    assert line in error.splitlines()[-1]
-
-
 BAD = ("[1]", '{"id": "x"}', "{", json.dumps(trajectory_to_dict(make("b")) | {"reward": "high"}))
 
 
@@ -163,11 +152,8 @@ def damaged(run_dir: Path) -> Path:
 def test_bad_lines_are_passed_over_and_named_whichever_is_shown(emailrl, damaged: Path) -> None:
     code, out, error = emailrl("inspect-trajectory", damaged, "--list")
     assert code == 0 and re.findall(r"(\d+) .*question of (t\d)", out) == [("4", "t0"), ("6", "t2")]
-    assert error == (
-        "step-000004.jsonl: 5 of 7 lines could not be read: line 1: expected a JSON object, found list; "
-        "line 2: not a trajectory (group_id is missing); line 3: not JSON (Expecting property name enclosed in double "
-        "quotes: line 2 column 1 (char 2)); also lines 4, 6\n"
-    )
+    assert error.startswith("step-000004.jsonl: 5 of 7 lines could not be read: line 1: expected a JSON object, found ")
+    assert "; line 2: not a trajectory (group_id is missing); line 3: not JSON (" in error
     code, out, error = emailrl("inspect-trajectory", damaged)
     assert code == 0 and "question of t2" in out
     assert "5 of 7 lines could not be read: line 1: " in error and error.endswith("; also lines 4, 6\n")
@@ -198,6 +184,9 @@ def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_p
     shutil.rmtree(run_dir)
     code, out, error = emailrl("inspect-trajectory")
     assert (code, out) == (2, "") and "error: No trajectory under outputs." in error
+    (tmp_path / "none.jsonl").touch()
+    code, out, error = emailrl("inspect-trajectory", "none.jsonl")
+    assert (code, out) == (2, "") and "holds no complete trajectory yet" in error
     code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")
     assert code == 2 and "\x1b" not in error and error.count("\n") == 1
     (tmp_path / "empty").mkdir()

@@ -17,7 +17,6 @@ from tiny import make_checkpoint, make_database
 
 from emailrl.base.http import tell
 from emailrl.cli.quickstart import MARK
-from emailrl.records import read_trajectories
 
 COMMANDS = {
     "benchmark": ["benchmark", "--limit", 1],
@@ -157,13 +156,9 @@ def test_trusted_code_runs_until_it_changes(emailrl, here: Path) -> None:
     settings(here, 'reward = "pwn.py:f"\njudge = "offline"')
     assert emailrl("rollout", "--limit", 1)[0] == 2 and not (here / "PWNED").exists()
     assert emailrl("rollout", "--limit", 1, "--trust")[0] == 0 and (here / "PWNED").exists()
-    assert emailrl("rollout", "--limit", 1)[0] == 0
     (here / "pwn.py").write_text(PWN + "# more\n")
     code, _, err = emailrl("rollout", "--limit", 1)
     assert code == 2 and "has changed since it was trusted" in err
-    [first] = read_trajectories(here / "outputs/rollouts/rollout-001.jsonl")
-    assert first.reward == 1.0
-    settings(here, 'judge = "offline"')
     assert emailrl("rollout", "--limit", 1, "--reward", "pwn.py:f")[0] == 0  # the user names it
 
 

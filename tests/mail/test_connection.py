@@ -26,7 +26,7 @@ from emailrl.mail.schema import emails, metadata
 from emailrl.mail.sources import RawEmail
 
 Make = Callable[..., RawEmail]
-OTHERS = {"base/cache.py", "measure/doctor.py", "mail/mailbox.py"}
+OTHERS = {"base/cache.py", "cli/doctor.py", "mail/mailbox.py"}
 """Other databases than those of gen-db, and the doctor, which imports nothing that it looks at."""
 
 OPEN_AT_EXIT = """

@@ -32,15 +32,6 @@ def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.Mo
     assert Pace(step=10).seconds_left(12, total=20) == 120  # 2 steps took 30 s, 8 are left
 
 
-def test_what_mail_could_smuggle_into_a_line_never_reaches_the_terminal(tmp_path: Path) -> None:
-    said: list[str] = []
-    tracker = tracked(tmp_path, Settings(tracking=OFF), said.append)
-    tracker.say("bad \x1b[31mred\x07\nsecond\u202e line")
-    tracker.close()
-    log = (tmp_path / "training.log").read_text()
-    assert len(said) == 2 and "bad ␛[31mred␇\n" in log and "second<U+202E> line\n" in log
-
-
 # -- files
 
 LOG = """

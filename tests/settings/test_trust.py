@@ -129,16 +129,10 @@ def test_needs_no_trust(tmp_path: Path, line: str) -> None:
     load(toml(tmp_path, line))
 
 
-def test_dotenv_is_the_folders_too(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text(f"export VLLM_URLS={EVIL}\n")
-    assert f".env sets VLLM_URLS = '{EVIL}', which gets " in refused(tmp_path)
-    (tmp_path / ".env").write_text("EMAILRL_REWARD=pwn.py:f\n")
-    assert "which runs that code" in refused(tmp_path)
-
-
 def test_dotenv_reaches_no_other_program(tmp_path: Path) -> None:
     names = ("HF_ENDPOINT", "WANDB_BASE_URL", "HTTPS_PROXY", "PYTHONPATH", "OPENAI_ORG_ID", "OPENAI_BASE_URL")
     (tmp_path / ".env").write_text("".join(f"{name}={EVIL}\n" for name in names))
+    assert ".env sets OPENAI_BASE_URL = " in refused(tmp_path)
     before = dict(os.environ)
     load_settings(cwd=tmp_path, trust=True)
     assert dict(os.environ) == before

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tiny import make_database
 
-from emailrl.measure import doctor
-from emailrl.measure.doctor import Check, examine, examine_packages, import_errors, verdict
+from emailrl.cli import doctor
+from emailrl.cli.doctor import Check, examine, examine_packages, import_errors, verdict
 from emailrl.model.smol_base import HUB, INSTALL, cached_folder
 
 
@@ -142,12 +142,10 @@ def test_what_is_broken_is_a_check_and_no_crash(quick: Path, monkeypatch: pytest
 def test_the_command_exits_by_what_is_essential(
     quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from emailrl.cli.doctor import doctor as command
-
-    command(deep=False, json=True)
+    doctor.doctor(deep=False, json=True)
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and {"area", "name", "status", "found", "remedy", "essential"} == set(report["checks"][0])
-    command(deep=False, json=False)
+    doctor.doctor(deep=False, json=False)
     out = " ".join(capsys.readouterr().out.split())
     assert "→ Index mail: emailrl gen-db --source PATH; or " in out and "--source demo --db data/demo.db" in out
 
