@@ -48,7 +48,7 @@ test-vllm: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/engines/test_vllm_real.py -m slow -rs
 
 test-gpu: $(INSTALLED)
-	@$(BIN)/python -m pytest tests/gpu -m gpu -rs
+	@$(BIN)/python -m pytest tests/gpu -m gpu -rsP
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

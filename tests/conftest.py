@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local_server import DrippingServer
 
 # A test must never reach the network or a tracking server, whoever's machine it runs on.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled", TOKENIZERS_PARALLELISM="false")
@@ -122,11 +121,3 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config = Qwen3Config(**shape, tie_word_embeddings=True, initializer_range=0.2)
         Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def dripping() -> Iterator[DrippingServer]:
-    """A server whose headers come a byte a second, without end."""
-    server = DrippingServer()
-    yield server
-    server.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -122,30 +121,3 @@ def answering() -> Iterator[Callable[[Answer], str]]:
     finally:
         for server in servers:
             server.close()
-
-
-class DrippingServer:
-    """Answers with one header, a byte every ``pause`` seconds, and never comes to its end."""
-
-    def __init__(self, *, pause: float = 1.0) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self._pause = pause
-        self._over = Event()
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._over.set()
-        self._socket.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                Thread(target=self._drip, args=self._socket.accept()[:1], daemon=True).start()
-
-    def _drip(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):  # the client had enough
-            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-            while not self._over.wait(self._pause):
-                connection.sendall(b"x")

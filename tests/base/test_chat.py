@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler
 
 import openai
 import pytest
-from local_server import Answer, DrippingServer, answering
+from local_server import Answer, answering
 
 from emailrl.base.chat import ChatReply, complete, connect, describe
 from emailrl.base.errors import UsageError
@@ -115,10 +115,16 @@ def test_unpacking_never_holds_more_than_the_bound(serve: Serve) -> None:
     assert held < 48 << 20
 
 
-def test_headers_that_drip_are_given_up_too(dripping: DrippingServer) -> None:
+def test_headers_that_drip_are_given_up_too(serve: Serve) -> None:
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while True:
+            time.sleep(1)
+            handler.wfile.write(b"x")
+
     begun = time.monotonic()
     with pytest.raises(openai.APIConnectionError) as raised:
-        ask(dripping.url, timeout=1.5)
+        ask(serve(drip), timeout=1.5)
     assert describe(raised.value).startswith("no complete reply within 1.5 s (http://")
     assert 1.4 < time.monotonic() - begun < 10
 

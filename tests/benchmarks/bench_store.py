@@ -3,18 +3,16 @@
     python tests/benchmarks/bench_store.py                                 the real archive: ingest and search
     python tests/benchmarks/bench_store.py --scale 270000 --keep big       so many mails: build, memory, append, search
 
-Ingest: ``gen-db``'s build (parsing processes, staging, index, fsync) against ``mail-parser`` and ART-E's loader (the
-extra ``bench``), message by message. Search: both queries over the same stored mails, inbox and dates on, warm, in
-turns; every pair of result sets is compared. ART-E's side plays the first ``--peer-queries`` of each kind. ``cpu`` are
-processor seconds, which say more than the clock where other work runs beside. Memory is the peak over all processes of
-the build together (a page that several share counts once).
+Ingest: ``gen-db``'s build (parsing processes, staging, index, fsync). Search: both queries over the same stored mails,
+inbox and dates on, warm, in turns; every pair of result sets is compared. ART-E's side plays the first
+``--peer-queries`` of each kind. ``cpu`` are processor seconds, which say more than the clock where other work runs
+beside. Memory is the peak over all processes of the build together (a page that several share counts once).
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import itertools
 import json
 import random
@@ -22,7 +20,6 @@ import re
 import resource
 import sqlite3
 import sys
-import tarfile
 import tempfile
 import threading
 import time
@@ -73,23 +70,6 @@ SEARCH = """
         WHERE r_inbox.recipient_address = ? AND r_inbox.email_id = e.id)) AND e.date >= ? AND e.date < ?
     ORDER BY e.date DESC LIMIT 10
 """
-
-
-def parsed(archive: Path, failures: list[str]) -> Iterator[RawEmail]:
-    """The mails of an archive by ``mail-parser``; names of those it cannot read go to ``failures``."""
-    import mailparser
-
-    with tarfile.open(archive, "r|*") as members:
-        for member in members:
-            if (file := members.extractfile(member)) is None:
-                continue
-            try:
-                mail = mailparser.parse_from_string(file.read().decode())
-                to, cc, bcc = ([address for _, address in getattr(mail, kind)] for kind in ("to", "cc", "bcc"))
-                sender = mail.from_[0][1] if mail.from_ else ""
-                yield RawEmail(mail.message_id, mail.subject, sender, to, cc, bcc, mail.date, mail.body, member.name)
-            except Exception:  # as its converter does: whatever goes wrong, the mail is left out
-                failures.append(member.name)
 
 
 def load(emails: Iterable[RawEmail], db: Path) -> int:
@@ -187,17 +167,6 @@ def built(name: str, mails: Any, db: Path, **options: Any) -> float:
         return made.emails + skipped, f"{made.emails:,} stored, {skipped:,} skipped with a reason"
 
     return report(name, build)
-
-
-def bench_ingest(archive: Path, folder: Path, rounds: int) -> None:
-    """Messages a second of both ways, rounds alternating."""
-    failures: list[str] = []
-    for number in range(rounds):
-        seconds = built("emailrl", open_source(archive), folder / f"ours-{number}.db")
-        if importlib.util.find_spec("mailparser"):
-            theirs = functools.partial(load, parsed(archive, failures), folder / f"theirs-{number}.db")
-            slower = report("ART-E", lambda theirs=theirs: (theirs(), "stored")) / seconds
-            print(f"  {slower:.1f} times our seconds; {len(failures):,} lost to parse errors so far")
 
 
 def bench_append(ours: Path) -> None:
@@ -316,7 +285,7 @@ def main() -> None:
     parser.add_argument("--archive", type=Path, default=ENRON / "enron_mail_subset.tar.gz")
     parser.add_argument("--questions", type=Path, default=ENRON / "art_e_questions.jsonl")
     parser.add_argument("--scale", type=int, help="search so many mails, made from the archive")
-    parser.add_argument("--rounds", type=int, default=2, help="of the ingest")
+    parser.add_argument("--rounds", type=int, default=2, help="of the build")
     parser.add_argument("--queries", type=int, default=1000, help="of each kind")
     parser.add_argument("--peer-queries", type=int, default=150)
     parser.add_argument("--keep", type=Path, help="keep the databases in this folder, and use those kept there")
@@ -325,7 +294,8 @@ def main() -> None:
         folder = given.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if not given.scale:
-            bench_ingest(given.archive, Path(temporary), given.rounds)
+            for number in range(given.rounds):
+                built("emailrl", open_source(given.archive), Path(temporary) / f"{number}.db")
         ours, theirs = (folder / f"{name}-{given.scale or 'archive'}.db" for name in ("emailrl", "art-e"))
         if not ours.exists():
             source = Copies(given.archive) if given.scale else open_source(given.archive)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from end_to_end.conftest import MakeSettings
-from local_server import JsonStub
 
 from emailrl.base.errors import UsageError
 from emailrl.records import read_records, read_trajectories
@@ -60,25 +58,3 @@ def test_nothing_is_written_for_an_environment_that_does_not_belong(make_setting
     with pytest.raises(UsageError, match="Mode simple trains on a static email prompt"):
         train(settings)
     assert not list(settings.output.output_dir.parent.glob("grpo*"))
-
-
-def test_a_scorer_that_is_away_for_a_batch_costs_that_batch_and_no_evaluation_is_made_up(
-    make_settings: MakeSettings, waits: list[float]
-) -> None:
-    def reply(body: dict[str, Any], number: int) -> tuple[int, str]:
-        ids = [each["id"] for each in body["trajectories"]]
-        if ids[0].startswith("train") and len(ids) == 1:
-            return 503, "away"
-        return 200, '{"rewards": [' + ", ".join(str(float(n)) for n in range(len(ids))) + "]}"
-
-    stub = JsonStub(reply, path="/get_reward")
-    try:
-        settings = make_settings(reward=stub.url, reward_batch_size=5, max_steps=1)  # 6 rollouts: 5, and 1 that fails
-        run = train(settings).run_dir
-    finally:
-        stub.close()
-    [step] = read_records(run / "metrics.jsonl")
-    assert step["exceptions"] == 1 and step["dropped"]["trajectories_exception"] == 1
-    assert step["reward_min"] == 0.0 and step["reward_max"] == 4.0 and step["reward_mean"] == 2.0
-    [lost] = [t for t in read_trajectories(run / "trajectories/step-000001.jsonl") if t.exception]
-    assert "returned no rewards: HTTP 503: away" in (lost.exception or "") and lost.reward_terms == {}

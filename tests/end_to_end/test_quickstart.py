@@ -18,7 +18,6 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.demo import demo_questions
 from emailrl.model.resolve import resolve_model
 from emailrl.records.trajectory import Message
-from emailrl.settings import load_settings
 
 NANO = Path(resolve_model("nano"))
 
@@ -101,12 +100,3 @@ def test_accuracy_rises_and_the_four_commands_run_bare(tmp_path: Path) -> None:
         done = emailrl(*command, cwd=folder)
         assert done.returncode == 0, done.stderr
     assert (folder / "outputs" / "grpo_masked-2" / "best_model" / "metadata.json").is_file()
-
-
-def test_quickstart_settings_are_read_as_written(tmp_path: Path) -> None:
-    (tmp_path / "emailrl.toml").write_text(SETTINGS.format(steps=7))
-    settings = load_settings(cwd=tmp_path, environ={})
-    assert settings.training.max_steps == 7
-    assert settings.model.name == "nano"
-    assert settings.store.db == tmp_path / "demo.db"
-    assert settings.output.output_dir == tmp_path / "outputs" / "grpo"

@@ -1,26 +1,16 @@
-"""What the tests on a real GPU share: small random policies, and a table of what was measured."""
+"""What the tests on a real GPU share: small random policies. What they measure they print."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from gpu.shapes import save_model
 
 from emailrl.model.resolve import NANO_DIR
-
-MEASURED: list[str] = []
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if MEASURED:
-        terminalreporter.section("measured")
-        for line in MEASURED:
-            terminalreporter.write_line(line)
 
 
 def need(*modules: str) -> None:
@@ -37,13 +27,6 @@ def needs() -> Callable[..., None]:
     """Every test needs a GPU; ``needs("unsloth")`` also skips it where the package is missing."""
     need()
     return need
-
-
-@pytest.fixture
-def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Note a line for the table that stands below the results."""
-    name = request.node.name.removeprefix("test_")
-    return lambda text: MEASURED.append(f"{name}: {text}")
 
 
 @pytest.fixture(scope="session")

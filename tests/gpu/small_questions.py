@@ -1,16 +1,11 @@
 """The questions a small model is trained and tested on: made from real mail, split by inbox, frozen by a hash.
 
-    python tests/gpu/small_questions.py enron_mail_subset.tar.gz --out data/small --free art_e_questions.jsonl
+    python tests/gpu/small_questions.py enron_mail_subset.tar.gz --out data/small
 
 writes ``mail.db``, ``questions.jsonl`` and, of the harder kinds for a second table, ``hard.jsonl``: ``train`` for SFT
 and RL, ``val`` for the choice of the checkpoint, ``test`` read by the last benchmark alone. No splits share an inbox
 or a source mail, within a file or between the two. Hash and counts are compared with ``small_questions.json`` beside
 this script, which holds no mail and no address.
-
-``--free`` adds questions in free words on the same mail, ART-E's: ``mixed.jsonl`` has, for training, every free one
-twice and at most 150 of each other kind, counts drawn evenly by answer, val of all, and the usual test;
-``second.jsonl`` has the test questions of the harder kinds and the free ones. Free questions have one inbox, so their
-splits share it; none whose source mail a test question has is in training.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +28,12 @@ FROZEN = Path(__file__).with_suffix(".json")
 LIMIT, HARD_LIMIT = 9000, 2000  # questions asked for; the mails give fewer of the usual kinds
 TEST_QUESTIONS = 600
 SEED = 42
-PER_KIND, PER_COUNT, FREE_VAL = 150, 25, 60
-"""Training questions of a kind at most, those of one kind and answer if it is a count, and free ones put into val."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mail", help="what gen-db reads")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--free", type=Path, help="questions in free words on this mail, with splits train and test")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     db = options.out / "mail.db"
@@ -51,11 +42,6 @@ def main() -> int:
     hard = apart(_made(db, options.out / "hard.jsonl", "hard", HARD_LIMIT), usual)
     write_scenarios(options.out / "questions.jsonl", usual)
     write_scenarios(options.out / "hard.jsonl", hard)
-    if options.free:
-        free = read_questions(options.free, DataSettings()).scenarios
-        tested = [s for s in usual if s.split == "test"]
-        write_scenarios(options.out / "mixed.jsonl", mixed(usual + hard, free) + tested)
-        write_scenarios(options.out / "second.jsonl", [s for s in hard + free if s.split == "test"])
     found = {"questions": summary(usual), "hard": summary(hard)}
     print(json.dumps(found, indent=1))
     if json.loads(FROZEN.read_text()) != found:
@@ -77,25 +63,6 @@ def apart(hard: list[Scenario], usual: list[Scenario]) -> list[Scenario]:
         for message_id in scenario.message_ids:
             splits[message_id].add(scenario.split)
     return [s for s in hard if all(splits[message_id] <= {s.split} for message_id in s.message_ids)]
-
-
-def mixed(made: list[Scenario], free: list[Scenario]) -> list[Scenario]:
-    """Training and validation questions: few of each made kind, the free ones twice."""
-    tested = {message_id for s in free if s.split == "test" for message_id in s.message_ids}
-    open_ones = [s for s in free if s.split != "test" and not tested & set(s.message_ids)]
-    open_ones = mixed_order(open_ones, SEED)
-    train: list[Scenario] = []
-    kinds: Counter[str | None] = Counter()
-    counts: Counter[tuple[str | None, str]] = Counter()
-    for scenario in mixed_order([s for s in made if s.split == "train"], SEED):
-        is_count = scenario.answer.isdigit() and "count" in (scenario.kind or "")
-        if kinds[scenario.kind] < PER_KIND and not (is_count and counts[scenario.kind, scenario.answer] >= PER_COUNT):
-            kinds[scenario.kind] += 1
-            counts[scenario.kind, scenario.answer] += 1
-            train.append(scenario)
-    twice = [replace(s, id=f"{s.id}{turn}", split="train") for s in open_ones[FREE_VAL:] for turn in ("", "-again")]
-    val = [s for s in made if s.split == "val"] + [replace(s, split="val") for s in open_ones[:FREE_VAL]]
-    return train + twice + val
 
 
 def _made(db: Path, out: Path, kinds: str, limit: int) -> list[Scenario]:

@@ -16,7 +16,6 @@ from emailrl.plan.devices import GIB
 from emailrl.settings import load_settings
 
 pytestmark = pytest.mark.gpu
-Report = Callable[[str], None]
 
 STEPS = """
 import json, sys, torch
@@ -55,7 +54,7 @@ print(json.dumps(found))
 """
 
 
-def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], report: Report, tmp_path: Path) -> None:
+def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], tmp_path: Path) -> None:
     needs("bitsandbytes")
     done = subprocess.run(
         [sys.executable, "-c", STEPS, str(larger_model)], cwd=Path(__file__).parents[1], capture_output=True, text=True,
@@ -79,10 +78,10 @@ def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], 
         memory = made.memory
         assert memory.layout.layers == "transformers"
         planned[bits] = memory.training_peak - memory.resident["sampler's copy"]
-        report(f"{bits} bits: peak {one['peak'] / GIB:.3f} GiB, planned {planned[bits] / GIB:.3f}"
+        print(f"{bits} bits: peak {one['peak'] / GIB:.3f} GiB, planned {planned[bits] / GIB:.3f}"
                f" ({planned[bits] / one['peak'] - 1:+.1%})")  # fmt: skip
     norms = ", ".join(f"{norm:.3g}" for norm in few["norms"] + full["norms"])
-    report(
+    print(
         f"log-probabilities {few['mean']:.3f} ± {few['std']:.3f} (16 bits {full['mean']:.3f}); mean difference"
         f" {found['gap']:.3f}, correlation {found['correlation']:.3f}; gradient norms {norms}"
     )
@@ -94,12 +93,12 @@ def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], 
 
 
 @pytest.mark.parametrize("backend", ["transformers", "unsloth"])
-def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], report: Report, backend: str) -> None:
+def test_the_loop_in_four_bits(tmp_path: Path, needs: Callable[..., None], backend: str) -> None:
     """Sampled through the adapter beside the base, which cannot be merged."""
     needs("bitsandbytes", backend)
     folder = make_workplace(tmp_path / "work")
     finish(start(folder, "--backend", backend, "--max-steps", "2", "--out", "outputs/four", LOAD_IN_4BIT="true"))
     metrics = RunLeft(folder / "outputs" / "four_masked").metrics
-    report(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
+    print(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
     assert [one["step"] for one in metrics] == [1, 2]
     assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)

@@ -3,7 +3,7 @@ over segments with shared keys against SDPA in float32; and supervised fine-tuni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from emailrl.sft.fit import Fitter
 from tests.model.test_packing import TREE
 
 pytestmark = pytest.mark.gpu
-Report = Callable[[str], None]
 PADDED: dict[str, Any] = {"packing": False, "fused_layers": False, "gradient_checkpointing": "on"}
 WAYS: dict[str, dict[str, Any]] = {
     "packed": {"fused_layers": False, "gradient_checkpointing": "on"},
@@ -61,28 +60,26 @@ def exact(model: Path) -> tuple[Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_float32(model: Path, exact: tuple[Tensor, list[Tensor]], report: Report, name: str) -> None:
+def test_float32(model: Path, exact: tuple[Tensor, list[Tensor]], name: str) -> None:
     logprobs, gradient = step_of(model, dtype="fp32", **WAYS[name])
     gap = float((logprobs - exact[0]).abs().max())
-    report(f"log-probabilities differ by at most {gap:.1e}, gradients by {distance(gradient, exact[1]):.1e}")
+    print(f"log-probabilities differ by at most {gap:.1e}, gradients by {distance(gradient, exact[1]):.1e}")
     assert exact[0].std() > 0.1
     assert gap < 1e-4 and distance(gradient, exact[1]) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["packed", "fused, on", "fused, auto"])
-def test_bf16_rounds_no_more_than_transformers(
-    model: Path, exact: tuple[Tensor, list[Tensor]], report: Report, name: str
-) -> None:
+def test_bf16_rounds_no_more_than_transformers(model: Path, exact: tuple[Tensor, list[Tensor]], name: str) -> None:
     plain, plain_gradient = step_of(model, dtype="bf16", **PADDED)
     logprobs, gradient = step_of(model, dtype="bf16", **WAYS[name])
     theirs, ours = (float((one - exact[0]).abs().mean()) for one in (plain, logprobs))
     far, near = distance(plain_gradient, exact[1]), distance(gradient, exact[1])
-    report(f"mean distance from float32 {ours:.1e} (padded {theirs:.1e}), gradient {near:.1e} (padded {far:.1e})")
+    print(f"mean distance from float32 {ours:.1e} (padded {theirs:.1e}), gradient {near:.1e} (padded {far:.1e})")
     assert 0 < ours < 1.3 * theirs and 0 < near < 1.3 * far
 
 
 @pytest.mark.parametrize("name", ["packed", "fused, on", "fused, auto"])
-def test_fp16_gradients_do_not_vanish(model: Path, report: Report, name: str) -> None:
+def test_fp16_gradients_do_not_vanish(model: Path, name: str) -> None:
     """A loss divided by 16 million: unscaled, its gradients are below the smallest number of fp16."""
     many: dict[str, Any] = {"algorithm": "dr_grpo", "constant_length": 1_000_000}
     start = make_updater(model, dtype="fp32", **PADDED | many)
@@ -92,7 +89,7 @@ def test_fp16_gradients_do_not_vanish(model: Path, report: Report, name: str) ->
     metrics = narrow.train(samples, paid(samples), step=1).metrics
     gradients = [[one.grad for one in updater.parameters if one.grad is not None] for updater in (narrow, start)]
     gap = distance(*gradients)
-    report(f"scale 2^{torch.tensor(narrow.loss_scale.get_scale()).log2():.0f}, distance from float32 {gap:.1e}")
+    print(f"scale 2^{torch.tensor(narrow.loss_scale.get_scale()).log2():.0f}, distance from float32 {gap:.1e}")
     assert metrics["updates_skipped"] == 0 and narrow.loss_scale.is_enabled()
     assert len(gradients[0]) == len(gradients[1]) and gap < 0.05
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from emailrl.records import read_trajectories
 pytestmark = pytest.mark.gpu
 
 
-def test_a_resumed_run_goes_on(tmp_path: Path, report: Callable[[str], None]) -> None:
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     """Four steps, and the last two again from the checkpoint of the second."""
     folder = make_workplace(tmp_path / "work")
     finish(start(folder, "--max-steps", "4", "--save-steps", "2", "--out", "outputs/whole"))
@@ -38,7 +37,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path, report: Callable[[str], None]) ->
         torch.load(run.directory / "final" / "trainer_state.pt", weights_only=True, map_location="cpu")
         for run in (whole, again)
     ]
-    report(f"step 3: {alike:.0%} of {len(left)} conversations the same, adapter after it"
+    print(f"step 3: {alike:.0%} of {len(left)} conversations the same, adapter after it"
            f" {'bit for bit the same' if equal else f'differs by at most {gap:.1e}'}")  # fmt: skip
     assert alike > 0.5
     assert moments[0].keys() == moments[1].keys()

@@ -20,7 +20,6 @@ from emailrl.questions.load import read_questions
 from emailrl.settings import Settings, load_settings
 
 pytestmark = pytest.mark.gpu
-Report = Callable[[str], None]
 BACKENDS = ("transformers", "unsloth")
 
 
@@ -37,7 +36,7 @@ def runs(needs: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -
     return {name: RunLeft(folder / "outputs" / f"{name}_masked") for name in BACKENDS}
 
 
-def test_the_first_step_is_the_same(runs: dict[str, RunLeft], report: Report) -> None:
+def test_the_first_step_is_the_same(runs: dict[str, RunLeft]) -> None:
     """Same adapter, same sampling; log-probabilities, gradient norm and updated weights within bf16's rounding."""
     plain, fast = (runs[name] for name in BACKENDS)
     theirs, ours = ({one.trajectory_id: one for one in run.samples(1)} for run in (plain, fast))
@@ -48,7 +47,7 @@ def test_the_first_step_is_the_same(runs: dict[str, RunLeft], report: Report) ->
     norms = [run.metrics[0]["grad_norm"] for run in (plain, fast)]
     losses = [run.metrics[0]["loss"] for run in (plain, fast)]
     cosine = alike(*(run.adapter("checkpoint-1") for run in (plain, fast)))
-    report(f"{share:.0%} of {len(theirs)} trajectories alike; log-probabilities differ by {gap.mean():.4f} on average,"
+    print(f"{share:.0%} of {len(theirs)} trajectories alike; log-probabilities differ by {gap.mean():.4f} on average,"
            f" {gap.max():.3f} at most; gradient norms {norms[0]:.4f}, {norms[1]:.4f}; losses {losses[0]:.5f},"
            f" {losses[1]:.5f}; cosine of the updates {cosine:.3f}")  # fmt: skip
     assert share > 0.5
@@ -66,9 +65,9 @@ def alike(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return float(torch.nn.functional.cosine_similarity(one, other, dim=0))
 
 
-def test_every_step_trained(runs: dict[str, RunLeft], report: Report) -> None:
+def test_every_step_trained(runs: dict[str, RunLeft]) -> None:
     metrics = runs["unsloth"].metrics
-    report(
+    print(
         f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}; seconds of the updates"
         f" {[round(one['seconds']['update'], 2) for one in metrics]}"
     )
@@ -76,7 +75,7 @@ def test_every_step_trained(runs: dict[str, RunLeft], report: Report) -> None:
     assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)
 
 
-def test_its_adapter_is_the_same_policy_in_transformers(runs: dict[str, RunLeft], report: Report) -> None:
+def test_its_adapter_is_the_same_policy_in_transformers(runs: dict[str, RunLeft]) -> None:
     run = runs["unsloth"]
     settings = Settings.model_validate({"model": {"name": "nano"}})
     policy = load_policy(settings, adapter=run.directory / "policy" / "v-000002")
@@ -84,11 +83,11 @@ def test_its_adapter_is_the_same_policy_in_transformers(runs: dict[str, RunLeft]
     samples = run.samples(3)
     gap = gaps(policy_logprobs(policy, samples), run.old_logprobs(3))
     off = gaps(policy_logprobs(bare, samples), run.old_logprobs(3))
-    report(f"log-probabilities differ by {gap.mean():.4f} on average; those of the bare base by {off.mean():.4f}")
+    print(f"log-probabilities differ by {gap.mean():.4f} on average; those of the bare base by {off.mean():.4f}")
     assert gap.mean() < 0.02 and gap.mean() < off.mean() / 3
 
 
-def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
+def test_it_resumes(runs: dict[str, RunLeft]) -> None:
     """On a copy, from the third step's checkpoint to a fourth step."""
     outputs = runs["unsloth"].directory.parent
     shutil.copytree(runs["unsloth"].directory, outputs / "again_masked")
@@ -98,7 +97,7 @@ def test_it_resumes(runs: dict[str, RunLeft], report: Report) -> None:
     run = RunLeft(outputs / "again_masked")
     assert [one["step"] for one in run.metrics] == [1, 2, 3, 4], said[-2000:]
     assert alike(run.adapter("policy/v-000003"), before) == pytest.approx(1, abs=1e-5)
-    report(f"step 4: gap to the sampler {run.metrics[3]['sampler_gap_mean']:.4f}")
+    print(f"step 4: gap to the sampler {run.metrics[3]['sampler_gap_mean']:.4f}")
     assert run.metrics[3]["sampler_gap_mean"] < 0.05
     assert alike(run.adapter("final"), before) < 1 - 1e-6
 
@@ -119,9 +118,7 @@ print(json.dumps({"answer": answer.answer, "ids": sample.token_ids}))
 """
 
 
-def test_a_model_of_fast_language_model_answers_as_the_agent(
-    tmp_path: Path, needs: Callable[..., None], report: Report
-) -> None:
+def test_a_model_of_fast_language_model_answers_as_the_agent(tmp_path: Path, needs: Callable[..., None]) -> None:
     """``FastLanguageModel.from_pretrained(best_model)`` handed to ``EmailAgent`` with its tokenizer."""
     needs("unsloth")
     folder = make_workplace(tmp_path / "work")
@@ -143,6 +140,6 @@ def test_a_model_of_fast_language_model_answers_as_the_agent(
             said[way] = json.loads(done.stdout.strip().splitlines()[-1])
         ours, theirs = said["transformers"]["ids"], said["unsloth"]["ids"]
         same = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
-        report(f"{same} of {len(ours)} tokens the same; answers {said['transformers']['answer']!r},"
+        print(f"{same} of {len(ours)} tokens the same; answers {said['transformers']['answer']!r},"
                f" {said['unsloth']['answer']!r}")  # fmt: skip
         assert said["unsloth"]["answer"] and same > 0.5 * len(ours)
