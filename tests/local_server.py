@@ -32,14 +32,16 @@ class LocalServer:
         self._server.server_close()
 
 
-Reply = Callable[[dict[str, Any], int], "tuple[int, str]"]
+Reply = Callable[[dict[str, Any], int], "tuple[Any, ...]"]
+"""From a request's body and its number, from 1, to (status, content), or (status, content, headers)."""
 
 
 class JsonStub:
-    """A server that answers each JSON body as ``reply(body, number from 1)`` says: with (status, body).
+    """A server that answers each JSON body, {} for a GET, as ``reply`` says: text and bytes as they are, else as JSON.
 
-    A status of 0 hangs until the stub closes, 1 drips a byte each tenth of a second; ``delay`` seconds pass before each
-    reply. It keeps what it is asked; ``busiest`` is the most requests seen at once.
+    A status of None drops the connection, 0 hangs until the stub closes, 1 drips a byte each tenth of a second;
+    ``delay`` seconds pass before each reply to a POST. It keeps what it is asked; ``busiest`` is the most requests seen
+    at once.
     """
 
     def __init__(self, reply: Reply, *, path: str = "", delay: float = 0.0) -> None:
@@ -47,12 +49,18 @@ class JsonStub:
         self.keys: list[str] = []
         self.paths: list[str] = []
         self.busiest = self._running = 0
+        self.delay = delay
         self._closing = Event()
         lock, stub = Lock(), self
 
         class Handler(QuietHandler):
+            def do_GET(self) -> None:
+                self.answer({})
+
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def answer(self, body: dict[str, Any]) -> None:
                 with lock:
                     stub.requests.append(body)
                     stub.keys.append(self.headers.get("Authorization", ""))
@@ -60,16 +68,22 @@ class JsonStub:
                     number = len(stub.requests)
                     stub._running += 1
                     stub.busiest = max(stub.busiest, stub._running)
-                time.sleep(delay)
-                status, content = reply(body, number)
+                if body:
+                    time.sleep(stub.delay)
+                status, content, *headers = reply(body, number)
                 with lock:
                     stub._running -= 1
                 if status == 0:
                     stub._closing.wait()
+                if not status:
+                    self.close_connection = True
                     return
-                payload = content.encode()
+                text = content if isinstance(content, str | bytes) else json.dumps(content)
+                payload = text.encode() if isinstance(text, str) else text
                 self.send_response(max(status, 200))
-                self.send_header("Content-Length", str(len(payload)))
+                sent = {"Content-Type": "application/json", "Content-Length": str(len(payload))}
+                for name, value in (sent | (headers[0] if headers else {})).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 with suppress(BrokenPipeError, ConnectionResetError):  # the client gave up, as the test meant it to
                     for at in range(len(payload) if status == 1 else 0):

@@ -61,7 +61,7 @@ def typed(monkeypatch, text: str) -> None:
 
 def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(emailrl, server, db: Path) -> None:
     code, out, err = emailrl("ask", "When", "does the lease end?", "--db", db)  # quotes are not needed
-    assert code == 0 and server.requests[0][1]["messages"][1]["content"] == "When does the lease end?"
+    assert code == 0 and server.asked[0][1]["messages"][1]["content"] == "When does the lease end?"
     email = "Source: mail 0\nbob@example.com, 2001-05-01\n  > The lease ends on 31 May 2002."
     assert out == f"On 31 May 2002.\n\n{email}\n\nSource <gone@x>: not in this mailbox.\n"
     assert err.splitlines() == [
@@ -71,7 +71,7 @@ def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(em
         "        The lease ends on 31 May 2002.",
         "read    mail 0, bob@example.com, 2001-05-01",
     ]
-    system = server.requests[0][1]["messages"][0]["content"]
+    system = server.asked[0][1]["messages"][0]["content"]
     assert f"address is {ANN}." in system and "Today's date is 2001-05-03." in system  # the newest email's day
 
 
@@ -126,7 +126,7 @@ def test_a_session_answers_line_by_line_and_names_a_remote_model_once(emailrl, s
     asked = [line for line in out.split("\n\n") if line.startswith("Question: ")]
     assert asked == ["Question: When does the lease end?\nOn 31 May 2002.", "Question: And caf�s?\nOn 31 May 2002."]
     assert err.count("mail goes to") == 1
-    asked = [body["messages"][1]["content"] for _, body in server.requests if len(body["messages"]) == 2]
+    asked = [body["messages"][1]["content"] for _, body in server.asked if len(body["messages"]) == 2]
     assert asked == ["When does the lease end?", "And caf�s?"]
     monkeypatch.setattr(sys, "stdin", None)  # closed
     assert emailrl("ask", "--db", db)[:2] == (0, "")

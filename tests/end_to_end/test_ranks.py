@@ -32,11 +32,11 @@ from emailrl.training.loop import TrainResult, train
 from emailrl.training.team import follow
 
 
-def rank(settings: Settings, written: Path, **how: Any) -> TrainResult | list[str]:
+def rank(settings: Settings, **how: Any) -> TrainResult | list[str]:
     """What one rank does; a follower returns which files below the run it opened for writing."""
     if Place.here().rank == 0:
         return train(settings, **how)
-    opened: list[str] = []
+    opened, written = list[str](), settings.output.output_dir.parent
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and str(arguments[0]).startswith(str(written)) and arguments[1] not in ("r", "rb", None):
@@ -82,7 +82,7 @@ def test_two_ranks_make_the_run_of_one_which_rank_0_alone_records(
     one: TrainResult, settings_at: SettingsAt, tmp_path: Path
 ) -> None:
     settings = settings_at("two", per_device_train_batch_size=2)
-    result, opened = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
+    result, opened = in_ranks(2, partial(rank, settings), tmp_path)
     assert result.steps == 3 and opened == []
     assert_close(result.run_dir, one.run_dir)
     assert sampled(result.run_dir) == sampled(one.run_dir)
@@ -101,7 +101,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(one: TrainResult, settings_a
         settings = settings_at("some", per_device_train_batch_size=size, max_steps=steps)
         folder = tmp_path / f"{ranks}"
         folder.mkdir()
-        result, *_ = in_ranks(ranks, partial(rank, settings, tmp_path / "some", resume="auto"), folder)
+        result, *_ = in_ranks(ranks, partial(rank, settings, resume="auto"), folder)
         assert result.steps == steps
     assert_close(result.run_dir, one.run_dir)
     assert sampled(result.run_dir) == sampled(one.run_dir)
@@ -116,9 +116,8 @@ def test_ranks_start_from_an_adapter_that_only_rank_0_can_see(
     for name in ("lora_rank", "lora_alpha", "lora_dropout"):
         changes[name] = None
     alone = train(settings_at("alone", per_device_train_batch_size=2, **changes))
-    result, _ = in_ranks(
-        2, partial(rank, settings_at("two", per_device_train_batch_size=1, **changes), tmp_path / "two"), tmp_path
-    )
+    settings = settings_at("two", per_device_train_batch_size=1, **changes)
+    result, _ = in_ranks(2, partial(rank, settings), tmp_path)
     mine, wanted = adapter(result.run_dir), adapter(alone.run_dir)
     for name, value in wanted.items():
         torch.testing.assert_close(mine[name], value, atol=1e-5, rtol=0)
@@ -136,12 +135,12 @@ def test_a_stop_during_an_evaluation_saves_the_step_before_it(
 
     monkeypatch.setattr(run_module.TrainingRun, "measure", interrupted)
     settings = settings_at("two", max_steps=4, eval_steps=2, save_steps=500, rank_timeout=20)
-    zero, opened = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
+    zero, opened = in_ranks(2, partial(rank, settings), tmp_path)
     assert isinstance(zero, KeyboardInterrupt) and opened == []
     monkeypatch.undo()
     saved = {item.path.name for item in list_checkpoints(tmp_path / "two" / "grpo_masked")}
     assert saved == {"best_model", "checkpoint-2"}
-    resumed, _ = in_ranks(2, partial(rank, settings, tmp_path / "two", resume="latest"), tmp_path)
+    resumed, _ = in_ranks(2, partial(rank, settings, resume="latest"), tmp_path)
     evaluated = [record["step"] for record in read_records(resumed.run_dir / "evaluations.jsonl")]
     assert evaluated == [0, 2, 4] and [record["step"] for record in metrics(resumed.run_dir)] == [1, 2, 3, 4]
 
@@ -163,7 +162,7 @@ def test_two_ranks_with_a_sharded_base_make_the_run_of_one(
     one = train(served_at("one", per_device_train_batch_size=2, max_staleness=lag))
     proofs = stub.calls.count("/v1/load_lora_adapter")
     settings = served_at("two", **SHARDED, max_staleness=lag)
-    result, _ = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
+    result, _ = in_ranks(2, partial(rank, settings), tmp_path)
     assert result.steps == 3 and stub.calls.count("/v1/load_lora_adapter") == 2 * proofs
     assert_close(result.run_dir, one.run_dir)
     assert sampled(result.run_dir) == sampled(one.run_dir)
@@ -175,7 +174,7 @@ def test_two_ranks_with_a_sharded_base_make_the_run_of_one(
 
 def test_a_sharded_base_without_servers_is_refused_by_all_ranks(served_at: SettingsAt, tmp_path: Path) -> None:
     settings = served_at("two", **SHARDED | {"engine": "transformers", "vllm_urls": "", "max_staleness": None})
-    first, second = in_ranks(2, partial(rank, settings, tmp_path / "two"), tmp_path)
+    first, second = in_ranks(2, partial(rank, settings), tmp_path)
     assert isinstance(first, UsageError) and "cannot sample from a sharded base model" in first.message
     assert "VLLM_URLS" in first.hint and second is not None
     assert not (tmp_path / "two").exists() or not list((tmp_path / "two").rglob("metrics.jsonl"))
@@ -190,10 +189,6 @@ def test_one_process_has_nobody_to_share_a_base_with(served_at: SettingsAt) -> N
 HONEST = play.run
 
 
-def train_or_follow(settings: Settings) -> None:
-    train(settings) if Place.here().rank == 0 else follow(settings.training, settings.model.device)
-
-
 def noting(settings: Settings) -> list[list[str]]:
     """What a rank played, by id, one list for each time."""
     played: list[list[str]] = []
@@ -204,7 +199,7 @@ def noting(settings: Settings) -> list[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(play, "run", run)
-        train_or_follow(settings)
+        rank(settings)
     return played
 
 
@@ -214,9 +209,8 @@ def test_each_rank_plays_its_part_of_what_one_process_samples(
 ) -> None:
     given = {"max_steps": 2, "eval_steps": 1, "max_turns": 3, "num_generations": 2}
     [*alone] = noting(settings_at("one", per_device_train_batch_size=4, **given))
-    ranks = in_ranks(
-        world, partial(noting, settings_at("some", per_device_train_batch_size=4 // world, **given)), tmp_path
-    )
+    settings = settings_at("some", per_device_train_batch_size=4 // world, **given)
+    ranks = in_ranks(world, partial(noting, settings), tmp_path)
     for whole, *parts in zip(alone, *ranks, strict=True):
         assert [name for part in parts for name in part] == whole
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -244,9 +238,9 @@ def test_ranks_that_do_not_divide_into_engines_are_refused_by_all(
 ) -> None:
     monkeypatch.setattr("emailrl.engines.vllm.arguments.find_spec", lambda name: name)
     settings = settings_at("three", engine="vllm", vllm_tensor_parallel_size=2)
-    zero, *others = in_ranks(3, partial(train_or_follow, settings), tmp_path)
+    zero, *others = in_ranks(3, partial(rank, settings), tmp_path)
     assert isinstance(zero, UsageError) and "3 ranks on a host cannot be divided" in zero.message
-    assert others == [None, None] and not (tmp_path / "three").exists()
+    assert others == [[], []] and not (tmp_path / "three").exists()
 
 
 def test_ctrl_c_ends_ranks_that_play(settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +258,8 @@ def test_ctrl_c_ends_ranks_that_play(settings_at: SettingsAt, tmp_path: Path, mo
 
     monkeypatch.setattr(play, "run", played)
     begun = time.monotonic()
-    zero, one = in_ranks(2, partial(train_or_follow, settings_at("two")), tmp_path)
-    assert isinstance(zero, KeyboardInterrupt) and one is None
+    zero, one = in_ranks(2, partial(rank, settings_at("two")), tmp_path)
+    assert isinstance(zero, KeyboardInterrupt) and one == []
     assert time.monotonic() - begun < 60
 
 
@@ -274,10 +268,10 @@ def test_a_rank_without_the_database_is_named(
 ) -> None:
     honest = Path.is_file
 
-    def hidden() -> None:
+    def hidden() -> TrainResult | list[str]:
         if Place.here().rank == 1:
             monkeypatch.setattr(Path, "is_file", lambda path: path.suffix != ".db" and honest(path))
-        train_or_follow(settings_at("two"))
+        return rank(settings_at("two"))
 
     zero, one = in_ranks(2, hidden, tmp_path)
-    assert str(zero).startswith("Rank 1: No such mail database") and one is None
+    assert str(zero).startswith("Rank 1: No such mail database") and one == []

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from local_server import LocalServer, QuietHandler
+from local_server import JsonStub
 
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine
@@ -21,58 +17,17 @@ Reply = Callable[[dict[str, Any]], "tuple[int, Any] | tuple[int, Any, dict[str, 
 """From a request's body to (status, JSON body) or (status, JSON body, headers); bytes are sent as they are."""
 
 
-class StubServer:
-    """Keeps what it is asked, ``(path, body)``, and how many requests it held at once (``busiest``). ``reply`` is
-    called with the body, to which ``"path"`` is added; a GET has no other keys. ``None`` as a status drops the
-    connection without an answer."""
+class StubServer(JsonStub):
+    """``reply`` is called with the body, to which ``"path"`` is added; a GET has no other keys."""
 
     def __init__(self, reply: Reply, *, delay: float = 0.0) -> None:
         self.reply = reply
-        self.delay = delay
-        self.requests: list[tuple[str, dict[str, Any]]] = []
-        self.keys: list[str] = []
-        self.busiest = 0
-        self.running: list[dict[str, Any]] = []  # the bodies of those it holds now
-        self._lock = threading.Lock()
-        stub = self
+        super().__init__(lambda body, n: self.reply(body | {"path": self.paths[n - 1]}), path="/v1", delay=delay)
 
-        class Handler(QuietHandler):
-            def do_GET(self) -> None:
-                self.answer({})
-
-            def do_POST(self) -> None:
-                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def answer(self, body: dict[str, Any]) -> None:
-                with stub._lock:
-                    stub.requests.append((self.path, body))
-                    stub.keys.append(self.headers.get("Authorization", ""))
-                    stub.running.append(body)
-                    stub.busiest = max(stub.busiest, len(stub.running))
-                if body:
-                    time.sleep(stub.delay)
-                status, content, *headers = stub.reply(body | {"path": self.path})
-                with stub._lock:
-                    del stub.running[next(n for n, one in enumerate(stub.running) if one is body)]
-                if status is None:
-                    self.close_connection = True
-                    return
-                payload = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(payload)))
-                for name, value in (headers[0] if headers else {}).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                with suppress(BrokenPipeError):  # the client did not wait
-                    self.wfile.write(payload)
-
-        self._server = LocalServer(Handler)
-        self.port = self._server.port
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-
-    def close(self) -> None:
-        self._server.close()
+    @property
+    def asked(self) -> list[tuple[str, dict[str, Any]]]:
+        """Paths and bodies."""
+        return list(zip(self.paths, self.requests, strict=False))
 
 
 SEARCH = ("search_emails", '{"keywords": ["lease"]}')

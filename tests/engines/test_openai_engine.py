@@ -37,7 +37,7 @@ def test_what_is_sent_and_read(serve: Serve, tmp_path: Path) -> None:
     sampling = SamplingParams(9, temperature=0.5, top_p=0.9, top_k=7)
     request = Request("a", sampling, messages=[Message("user", "When?")], seed=(5 << 31) + 3)
     [completion] = OpenAIEngine(settings, tool_schemas()).generate([request])
-    [(path, body)] = server.requests
+    [(path, body)] = server.asked
     assert path == "/v1/chat/completions"
     assert body == {
         "model": "org/big", "messages": [{"role": "user", "content": "When?"}], "max_tokens": 9, "temperature": 0.5,
@@ -149,7 +149,7 @@ def test_benchmark_end_to_end(serve: Serve, tmp_path: Path, monkeypatch: pytest.
     }
     assert {(t.rubric["prompt_tokens"], t.rubric["completion_tokens"]) for t in played} == {(200, 40)}
     assert [turn.cost for turn in played[0].turns] == [pytest.approx(0.0002)] * 2
-    asked = next(body["messages"] for _, body in server.requests if len(body["messages"]) == 4)
+    asked = next(body["messages"] for _, body in server.asked if len(body["messages"]) == 4)
     assert [message["role"] for message in asked] == ["system", "user", "assistant", "tool"]
     assert asked[3]["tool_call_id"] == asked[2]["tool_calls"][0]["id"] == "id0"
     assert "ends on 31 May 2002" in asked[3]["content"]
@@ -161,7 +161,7 @@ def test_passing_failures_are_tried_again(serve: Serve, tmp_path: Path, failure:
     server = serve(lambda body: failure if next(count) < 2 else (200, said("at last")))
     [completion] = ask(server.url, tmp_path, "?")
     assert completion.error is None and completion.message == Message("assistant", "at last")
-    assert len(server.requests) == 3
+    assert len(server.asked) == 3
 
 
 def test_what_stays_wrong_ends_its_own_request_alone_and_shows_no_key(serve: Serve, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_stays_wrong_ends_its_own_request_alone_and_shows_no_key(serve: Ser
     assert refused.error is not None and refused.error.startswith("HTTP 401")
     assert "geheim" not in refused.error and "sk-" not in refused.error
     assert empty.error is not None and "upstream is down" in empty.error and empty.finish_reason == "error"
-    assert fine.error is None and len(server.requests) == 3
+    assert fine.error is None and len(server.asked) == 3
 
 
 def test_a_full_context_window_is_length_and_a_small_one_gives_what_is_left(serve: Serve, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_full_context_window_is_length_and_a_small_one_gives_what_is_left(serv
     long, short = ask(server.url, tmp_path, "long", "short")
     assert (long.finish_reason, long.error, long.message) == ("length", None, Message("assistant", ""))
     assert (short.finish_reason, short.error, short.message) == ("length", None, Message("assistant", "fits"))
-    assert len(server.requests) == 4
+    assert len(server.asked) == 4
 
 
 def message(**said: Any) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def test_half_of_a_character_that_a_server_said_is_not_sent_back(serve: Serve, t
     request = Request("0", SamplingParams(9), messages=[Message("assistant", "b\udcff", calls)], seed=1)
     [completion] = OpenAIEngine(settings_for(server.url, tmp_path), []).generate([request])
     assert completion.error is None
-    [(_, body)] = server.requests
+    [(_, body)] = server.asked
     [message] = body["messages"]
     assert (message["content"], message["tool_calls"][0]["function"]["arguments"]) == ("b?", '{"keywords": ["a?"]}')
 

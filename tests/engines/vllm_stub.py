@@ -77,7 +77,7 @@ class VllmStub:
     @property
     def calls(self) -> list[str]:
         """Paths asked for, in their order."""
-        return [path for path, _ in self.http.requests]
+        return list(self.http.paths)
 
     def close(self) -> None:
         self.http.close()

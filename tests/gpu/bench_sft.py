@@ -6,8 +6,7 @@ Random weights of SmolLM2-135M's shape in bf16; 256 conversations of about 2,000
 32 a step. An adapter of rank 16 on every linear layer, then all weights. A side's figure is the mean of the steps
 behind its warm-up: data, forward, backward, clipping and AdamW. TRL packs rows of 8,192 tokens ("bfd") without gradient
 checkpointing, on PyTorch's variable-length FlashAttention (flash-attn itself need not be there); of its ways (rows a
-batch, with and without Liger kernels) the best counts. ``shared`` gives every conversation the same first 600 tokens,
-as a system prompt with tools does; emailrl computes them once a micro-batch.
+batch, with and without Liger kernels) the best counts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ SIDES: dict[str, Row] = {
     "TRL 2 rows Liger": {"way": [2, True]},
     "TRL 8 rows": {"way": [8, False]},
     "emailrl": {"micro": None},
-    "emailrl 8 rows, shared": {"micro": 8 * ROW, "shared": True},
 }
 """TRL's rows a batch, accumulated to 8, and whether with Liger kernels."""
 
@@ -54,16 +52,15 @@ def cases(given: Given) -> list[Row]:
 
 def measure(given: Given, case: Row) -> Row:
     full, folder = case["trains"] == "all weights", given.folder / ("smoke" if given.smoke else "135M")
-    groups = conversations(600 if case.get("shared") else 0, smoke=given.smoke)
+    groups = conversations(smoke=given.smoke)
     return theirs(folder, groups, full, *case["way"]) if "way" in case else ours(folder, groups, full, case["micro"])
 
 
-def conversations(shared: int, *, smoke: bool) -> list[list[Example]]:
+def conversations(*, smoke: bool) -> list[list[Example]]:
     """A prompt, then three to five turns of some 45 learned tokens between results of some hundreds."""
     draw, vocabulary = random.Random(1), 512 if smoke else 49152
     scale = 10 if smoke else 1
     numbers = np.random.default_rng(1)
-    common = numbers.integers(300, vocabulary, shared)
     made = []
     for n in range(NUM):
         spoken = [False] * (draw.randrange(620, 700) // scale)
@@ -71,7 +68,6 @@ def conversations(shared: int, *, smoke: bool) -> list[list[Example]]:
             spoken += [True] * (draw.randrange(35, 55) // scale) + [False] * (draw.randrange(220, 400) // scale)
         spoken += [True] * (40 // scale)
         ids = numbers.integers(300, vocabulary, len(spoken)).astype(np.uint32)
-        ids[:shared] = common
         made.append([Example(str(n), "inbox", ids, np.array(spoken))])
     return made
 

@@ -189,7 +189,7 @@ def test_a_conversation_stays_where_its_keys_are(start: Start) -> None:
     engine.generate([Request(str(n), SamplingParams(2, 1.0), [5, 6, 7, n]) for n in range(4)], advance)
     places: dict[int, set[int]] = defaultdict(set)
     for place, stub in enumerate(stubs):
-        for path, body in stub.http.requests:
+        for path, body in stub.http.asked:
             if path == "/v1/completions" and isinstance(body["prompt"][0], int):
                 places[body["prompt"][3]].add(place)
     assert [len(seen) for seen in places.values()] == [1] * 4 and {min(s) for s in places.values()} == {0, 1}
