@@ -12,7 +12,7 @@ from tiny import make_questions, settings_of
 
 from emailrl.base.errors import UsageError
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.model import device
+from emailrl.model import load
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import StopReason, Trajectory
 
@@ -40,7 +40,7 @@ def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:
 
 
 def test_the_dtype_is_the_one_that_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "computes_bf16", lambda: True)
+    monkeypatch.setattr(load, "computes_bf16", lambda: True)
 
     def dtype(*models: str, **changed: Any) -> str | None:
         settings = settings_of(tmp_path, device="cpu", model_name="nano", **changed)
@@ -52,7 +52,7 @@ def test_the_dtype_is_the_one_that_samples(tmp_path: Path, monkeypatch: pytest.M
     assert [dtype(), dtype("nano", "nano"), dtype(large)] == ["fp32", "fp32", "bf16"]
     assert dtype("nano", large) == "nano: fp32, Qwen/Qwen3-0.6B: bf16"
     assert dtype("nano", large, dtype="fp16") == "fp16"
-    monkeypatch.setattr(device, "computes_bf16", lambda: False)
+    monkeypatch.setattr(load, "computes_bf16", lambda: False)
     assert dtype(large) == "fp32"
     urls = "http://localhost:8001"
     assert [dtype(engine=engine, vllm_urls=urls) for engine in ("openai", "vllm", "auto")] == [None, None, "fp32"]
