@@ -174,17 +174,8 @@ class RankGroup(Ranks):
                 torch.cuda.synchronize(tensor.device)
         self.seconds += time.perf_counter() - begun
 
-    def exchange(self, value: T, failed: Exception | None = None) -> list[T]:
-        """See ``Ranks.exchange``. The rank that failed keeps its own error."""
-        every = self.gather((value, None if failed is None else said(failed)))
-        for rank, (_, reason) in enumerate(every):
-            if reason is not None:
-                message, hint = reason
-                self._agreed = failed or EmailRLError(f"Rank {rank}: {message}", hint)
-                raise self._agreed
-        return [each for each, _ in every]
-
     def agree(self, work: Callable[[], T]) -> T:
+        """See ``Ranks.agree``. The rank that failed keeps its own error."""
         failed: Exception | None = None
         try:
             result = work()
@@ -192,7 +183,10 @@ class RankGroup(Ranks):
             raise
         except Exception as error:
             failed = error
-        self.exchange(None, failed)
+        for rank, reason in enumerate(self.gather(None if failed is None else said(failed))):
+            if reason is not None:
+                self._agreed = failed or EmailRLError(f"Rank {rank}: {reason[0]}", reason[1])
+                raise self._agreed
         return result
 
     def apart(self, work: Callable[[Activity], T]) -> T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -115,7 +115,7 @@ class Fitter:
         total, model = _num_spoken(examples), self.policy.model
         batches = micro_batches([self._sample(example) for example in examples], self.forward.layout())
 
-        def attempt(each: Iterator[MicroBatch]) -> float:
+        def attempt(each: Iterable[MicroBatch]) -> float:
             for parameter in (*self.weights, *self.masters):
                 parameter.grad = None  # an interrupted backward pass leaves partial gradients
             return sum(work(batch, _spoken(batch, examples), total) for batch in each)
@@ -123,7 +123,7 @@ class Fitter:
         is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
         if is_open and not model.is_gradient_checkpointing:
             with suppress(torch.OutOfMemoryError):
-                return attempt(iter(batches))
+                return attempt(batches)
             torch.cuda.empty_cache()
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return self.forward.fitting(batches, attempt)[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 from emailrl.ranks import joined
 from emailrl.runs.log import Clock, Display, Pace, Say, silent
 from emailrl.settings import Settings
-from emailrl.training.assemble import Assembly
+from emailrl.training.assemble import opened
 from emailrl.training.batch import make_samples, terminal_rewards
 from emailrl.training.report import complete, rollout_metrics, step_line, update_metrics
 from emailrl.training.run import NothingLeft, TrainingRun
@@ -53,7 +53,7 @@ def train(
     try:
         with (
             joined(settings.training, device=settings.model.device) as ranks,
-            Assembly(settings, ranks, display).run(resume=resume, overwrite=overwrite) as run,
+            opened(settings, ranks, display, resume=resume, overwrite=overwrite) as run,
             run.interrupts.installed(),
         ):
             ranks.stop_with(run.interrupts.request)

@@ -200,11 +200,11 @@ class TrainingRun(Run[RunState]):
         result = self.updater.train(samples, paid, step=step)
         if result.skipped:
             folder, updates = self.directory / "skipped", counted(len(result.skipped), "update")
-            for number, each in enumerate(result.skipped, 1):
-                save_batches(folder, f"step-{step:06d}-{number}", each.batches, step, each.broken)
+            for number, (broken, batches) in enumerate(result.skipped, 1):
+                save_batches(folder, f"step-{step:06d}-{number}", batches, step, broken)
             tracker.say(f"Step {step}: {updates} skipped (non-finite loss or gradient); batches in {folder}.")
             hint = f"Lower LEARNING_RATE, or resume from an earlier checkpoint. Their batches are in {folder}."
-            self.check_skipped(result.skipped[-1].broken, step, hint)
+            self.check_skipped(broken, step, hint)
         return result
 
     def record_training(
