@@ -1,8 +1,6 @@
 """OpenRLHF's flags by name, a parser for its command lines that follows shell and argparse rules, and their conversion.
-
-An ``emailrl.toml`` gets the given flags and the complete objective, as it is by OpenRLHF's defaults.
-Its other defaults are left out: 1024 questions per step must not be set silently.
-"""
+An ``emailrl.toml`` gets the given flags and the complete objective, as it is by OpenRLHF's defaults. Its other defaults
+are left out: 1024 questions per step must not be set silently."""
 
 from __future__ import annotations
 
@@ -70,12 +68,10 @@ def find_flag(name: str) -> Flag:
 
 
 def parse(text: str) -> Given:
-    """Parse flags with shell quoting, ``--flag value`` or ``--flag=value``, and backslash line continuations.
-
-    A leading command that starts OpenRLHF (``python3 -m openrlhf.cli.train_ppo_ray``) is skipped. Raises UsageError for
-    an unknown flag, suggesting the nearest, and for too few or too many values. Errors never quote a value: it may be a
-    token.
-    """
+    """Parse flags with shell quoting, ``--flag value`` or ``--flag=value``, and backslash line continuations. A leading
+    command that starts OpenRLHF (``python3 -m openrlhf.cli.train_ppo_ray``) is skipped. Raises UsageError for an
+    unknown flag, suggesting the nearest, and for too few or too many values. Errors never quote a value: it may be a
+    token."""
     try:
         words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
     except ValueError as error:
@@ -204,11 +200,8 @@ class Conversion:
 
 
 def to_toml(text: str) -> str:
-    """Convert an OpenRLHF command line into an ``emailrl.toml``.
-
-    Raises UsageError for an unreadable line, an unknown flag, an invalid value, or a combination that cannot be trained
-    here. Tokens are never written.
-    """
+    """Convert an OpenRLHF command line into an ``emailrl.toml``. Raises UsageError for an unreadable line, an unknown
+    flag, an invalid value, or a combination that cannot be trained here. Tokens are never written."""
     taken = Conversion(parse(text))
     counts = {name: _count(name, taken.given[name][0]) for name in COUNTS if name in taken.given}
     for flag in FLAGS:

@@ -154,11 +154,9 @@ class Ranks:
         return work()
 
     def apart(self, work: Callable[[Activity], T]) -> T:
-        """Do ``work``, which must not use collectives and may take any time; return once every rank is done.
-
-        It notes its progress in the ``Activity``. If it raises on one rank, or one makes no progress for RANK_TIMEOUT
-        seconds, all ranks end at once: rank 0 raises EmailRLError, the others are interrupted.
-        """
+        """Do ``work``, which must not use collectives and may take any time; return once every rank is done. It notes
+        its progress in the ``Activity``. If it raises on one rank, or one makes no progress for RANK_TIMEOUT seconds,
+        all ranks end at once: rank 0 raises EmailRLError, the others are interrupted."""
         return work(Activity())
 
     def check_same(self, what: str, value: str) -> None:

@@ -1,8 +1,6 @@
-"""Several ranks: how they connect, exchange objects and sums, and notice one that is lost.
-
-A rank that loses the connection finds out which one is missing: each remaining rank leaves a mark in the store, and
-checks whose mark is absent.
-"""
+"""Several ranks: how they connect, exchange objects and sums, and notice one that is lost. A rank that loses the
+connection finds out which one is missing: each remaining rank leaves a mark in the store, and checks whose mark is
+absent."""
 
 from __future__ import annotations
 
@@ -320,12 +318,10 @@ def _end_missing(ranks: list[int]) -> None:
 
 @contextmanager
 def joined(training: TrainingSettings, place: Place | None = None, *, device: str = "auto") -> Iterator[Ranks]:
-    """Connect to the other ranks, if torchrun started any, and disconnect at the end; a single process is `ALONE`.
-
-    Each rank takes the GPU of its local rank, unless ``device`` is cpu. Raises UsageError if a host has fewer GPUs than
+    """Connect to the other ranks, if torchrun started any, and disconnect at the end; a single process is `ALONE`. Each
+    rank takes the GPU of its local rank, unless ``device`` is cpu. Raises UsageError if a host has fewer GPUs than
     ranks, EmailRLError if the ranks do not connect within RANK_START_TIMEOUT. On rank 0 the loss of another rank
-    interrupts the block, which then raises LostRank, also at its end.
-    """
+    interrupts the block, which then raises LostRank, also at its end."""
     place = place or Place.here()
     if place.world == 1:
         yield ALONE

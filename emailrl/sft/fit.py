@@ -1,8 +1,6 @@
-"""Supervised updates: the trainer's packed batches and log-probabilities with a likelihood loss.
-
-The loss of an update is the mean negative log-likelihood, in nats, of the assistant tokens in its examples, independent
-of the micro-batches. Only these tokens reach the vocabulary projection.
-"""
+"""Supervised updates: the trainer's packed batches and log-probabilities with a likelihood loss. The loss of an update
+is the mean negative log-likelihood, in nats, of the assistant tokens in its examples, independent of the micro-batches.
+Only these tokens reach the vocabulary projection."""
 
 from __future__ import annotations
 

@@ -42,10 +42,8 @@ class Across:
         return self._ranks.gather(value)
 
     def agree(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on every rank; return its result here.
-
-        An error on one rank is raised on all, but with a sharded base, where the others wait in the middle of theirs.
-        """
+        """Do ``work`` on every rank; return its result here. An error on one rank is raised on all, but with a sharded
+        base, where the others wait in the middle of theirs."""
         return work() if self._sharded else self._ranks.agree(work)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> None:

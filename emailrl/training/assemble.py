@@ -54,10 +54,8 @@ class Prepared:
 def opened(
     settings: Settings, ranks: Ranks, display: Display, *, resume: str | None, overwrite: bool
 ) -> Iterator[TrainingRun]:
-    """Check settings, checkpoint, rewards, data, model and engine, in this order; then claim the directory.
-
-    A resumed run is locked before its checkpoint is chosen, so that no other process can advance it in between.
-    """
+    """Check settings, checkpoint, rewards, data, model and engine, in this order; then claim the directory. A resumed
+    run is locked before its checkpoint is chosen, so that no other process can advance it in between."""
     output, training = settings.output, settings.training
     mode, base = algorithms.MODES[training.mode], run_root(output.output_dir, training.mode)
     _check(settings, mode, ranks)

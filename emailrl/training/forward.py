@@ -48,11 +48,9 @@ class Forward:
     def fitting(
         self, batches: list[MicroBatch], attempt: Callable[[Iterable[MicroBatch]], T]
     ) -> tuple[list[MicroBatch], T, int]:
-        """``attempt`` all micro-batches, again from the start with smaller ones whenever memory runs out.
-
-        Returns those that fit, the result, and how often memory ran out. Then those as large as the one that did not
-        fit are halved.
-        """
+        """``attempt`` all micro-batches, again from the start with smaller ones whenever memory runs out. Returns those
+        that fit, the result, and how often memory ran out. Then those as large as the one that did not fit are
+        halved."""
         halved, last = 0, batches[:0]
 
         def each() -> Iterator[MicroBatch]:

@@ -1,8 +1,6 @@
-"""Several ranks: all load what rank 0 names, play a part of the conversations and train a share of the samples.
-
-What a trajectory samples depends only on its id, so it does not matter which rank plays it. With tensor parallelism,
-neighboring ranks share an engine and play the same part in lockstep; the first of them returns it.
-"""
+"""Several ranks: all load what rank 0 names, play a part of the conversations and train a share of the samples. What a
+trajectory samples depends only on its id, so it does not matter which rank plays it. With tensor parallelism,
+neighboring ranks share an engine and play the same part in lockstep; the first of them returns it."""
 
 from __future__ import annotations
 
@@ -110,11 +108,9 @@ def load(
     stack: ExitStack,
     restore: Callable[[Updater], T],
 ) -> tuple[Updater, PolicyEngine | None, Stages, T]:
-    """On every rank: load the model, build the updater, ``restore`` its state, and take rank 0's weights.
-
-    Returns the updater, this rank's engine, which ``stack`` closes, and its stages, both only of a rank that plays,
-    and what ``restore`` returned.
-    """
+    """On every rank: load the model, build the updater, ``restore`` its state, and take rank 0's weights. Returns the
+    updater, this rank's engine, which ``stack`` closes, and its stages, both only of a rank that plays, and what
+    ``restore`` returned."""
     mesh = mesh_of(settings.model.shard, ranks)
 
     def work() -> tuple[Updater, PolicyEngine | None, Stages, T]:
@@ -233,11 +229,9 @@ class Team:
 
 
 def follow(training: TrainingSettings, device: str) -> None:
-    """Run as a rank that works for rank 0, until rank 0 ends.
-
-    ``training`` and ``device`` are used to connect; all other settings come from rank 0. SIGINT and SIGTERM are passed
-    on to rank 0: the first lets it end the run cleanly, a SIGINT after it ends this process.
-    """
+    """Run as a rank that works for rank 0, until rank 0 ends. ``training`` and ``device`` are used to connect; all
+    other settings come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first lets it end the run cleanly,
+    a SIGINT after it ends this process."""
     with joined(training, device=device) as ranks:
         assert isinstance(ranks, RankGroup)
         stack = ExitStack()

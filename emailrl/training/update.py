@@ -1,9 +1,7 @@
-"""The updates of a step: samples and rewards in, an updated adapter and the step's metrics out.
-
-An update is one step of the optimizer. ``Updater.train`` makes all those of one iteration of the loop: old and
-reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one update
-each. Each rank adds its share of one loss, however the samples are split, and may have no micro-batch at all.
-"""
+"""The updates of a step: samples and rewards in, an updated adapter and the step's metrics out. An update is one step
+of the optimizer. ``Updater.train`` makes all those of one iteration of the loop: old and reference log-probabilities
+first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one update each. Each rank adds its share
+of one loss, however the samples are split, and may have no micro-batch at all."""
 
 from __future__ import annotations
 
@@ -124,9 +122,7 @@ class Updater:
         largest_gap: float = math.inf,
     ) -> None:
         """``total_steps`` is where a linear or cosine schedule ends; None takes ``training.max_steps``.
-
-        ``largest_gap``, in nats, is how far sampled log-probabilities may be off on average before the run ends.
-        """
+        ``largest_gap``, in nats, is how far sampled log-probabilities may be off on average before the run ends."""
         self.policy, self.algorithm, self.training, self.wanted = policy, algorithm, training, wanted
         self.across = across or Across()
         self.total_steps, self.largest_gap = total_steps or training.max_steps, largest_gap
@@ -151,12 +147,10 @@ class Updater:
         self.skipped_in_a_row = 0  # Consecutive updates that were not finite
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
-        """Make the updates of step ``step`` (from 1), and return its metrics and token numbers.
-
-        ``paid`` is the reward of each trajectory by id (``batch.terminal_rewards``). Mini-batch order and dropout
-        depend only on (seed, ``step``). An update with a non-finite loss or gradient is skipped and counted in
-        ``updates_skipped``; those in a row in ``skipped_in_a_row``. Raises ValueError without samples.
-        """
+        """Make the updates of step ``step`` (from 1), and return its metrics and token numbers. ``paid`` is the reward
+        of each trajectory by id (``batch.terminal_rewards``). Mini-batch order and dropout depend only on (seed,
+        ``step``). An update with a non-finite loss or gradient is skipped and counted in ``updates_skipped``; those in
+        a row in ``skipped_in_a_row``. Raises ValueError without samples."""
         if not samples:
             raise ValueError("a step without samples: skip it")
         training = self.training
@@ -172,10 +166,8 @@ class Updater:
         return UpdateResult(metrics, [TokenNumbers(*row) for row in rows], skipped)
 
     def take(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor], list[Skipped]]:
-        """Make the updates of a step from this rank's share of it.
-
-        Returns, of all ranks: metrics, each sample's tokens ``(3, T)`` by its index in the step, and what was skipped.
-        """
+        """Make the updates of a step from this rank's share of it. Returns, of all ranks: metrics, each sample's tokens
+        ``(3, T)`` by its index in the step, and what was skipped."""
         training, step, meter = self.training, share.step, Meter()
         critic_only = bool(self.critic) and step <= self.wanted.critic_warmup_steps
         tokens: dict[int, Tensor] = {}
@@ -258,9 +250,7 @@ class Updater:
 
     def _prepare(self, share: Share) -> tuple[list[list[MicroBatch]], dict[str, float], int]:
         """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step.
-
-        Returns the micro-batches of each mini-batch, metrics, and how often memory ran out.
-        """
+        Returns the micro-batches of each mini-batch, metrics, and how often memory ran out."""
         self.policy.model.eval()
         updates, coef = len(share.mini_batches) * self.training.update_epochs, self.kl.coef
         old = needs_old_logprobs(self.algorithm, kl_coef=coef, updates=updates)
@@ -289,10 +279,8 @@ class Updater:
 
     def _update(self, batches: list[MicroBatch], wanted: Callable[[float, int], Pass]) -> Pass:
         """Make one update from the micro-batches of a mini-batch, or none if its ``broken`` pass would not be finite.
-
         ``wanted`` makes a pass with the mini-batch's counts. Raises EmailRLError before an update on what the policy
-        cannot have sampled.
-        """
+        cannot have sampled."""
         limit, halved = self.training.max_grad_norm or math.inf, 0
         while True:  # again at half the loss scale after an overflow
             done = self._gradients(batches, wanted)
@@ -382,10 +370,8 @@ class Updater:
         self.loss_scale.scale(loss).backward()
 
     def loss(self, batch: MicroBatch, scored: TokenLogprobs, old: Tensor, own: Pass) -> Tensor:
-        """A micro-batch's share of the loss, given the old log-probabilities ``(B, T)``; ``own`` gets its parts.
-
-        With ``own.critic_only`` only the critic's loss counts; the others are still measured.
-        """
+        """A micro-batch's share of the loss, given the old log-probabilities ``(B, T)``; ``own`` gets its parts. With
+        ``own.critic_only`` only the critic's loss counts; the others are still measured."""
         algorithm, wanted, meter, mask = self.algorithm, self.wanted, own.meter, batch.loss_mask
         num_trainable, logprobs = batch.num_trainable, scored.logprobs
         assert batch.advantages is not None
