@@ -124,20 +124,3 @@ def test_every_script_is_in_the_list_of_them_and_its_commands_can_be_run() -> No
     assert len(found) > 10
     for words in found:
         check(words)
-
-
-def step(rollout: float, update: float, rest: float = 0.0, evaluation: float = 0.0) -> dict[str, Any]:
-    seconds = {"rollout": rollout, "update": update, "total": rollout + update + rest + evaluation}
-    return {"seconds": seconds | {"evaluation": evaluation}, "policy_age_mean": 0.0, "reward_mean": 1.0}
-
-
-def test_asynchronous_steps_are_means_of_those_that_count() -> None:
-    """Long and short rollouts alternate; the first two steps compile, the last one has the server to itself."""
-    bench = importlib.import_module("bench_async")
-    turns = [step(20, 30), step(10, 5), step(10, 5, 0.5), step(10, 5, 0.5, evaluation=7)]
-    ahead = [step(20, 30), step(1, 5), step(5, 5, 0.5), step(1, 5, 0.5, evaluation=7), step(1, 5), step(0, 5)]
-    steps = {"0": turns, "1": ahead, "turns": [step(9, 9)]}
-    rows = [bench.figures(of, name) for name, of in steps.items()]
-    assert [rows[0][key] for key in ("steps", "step", "rollout", "update")] == [2, 15.5, 10, 5]
-    assert [rows[1][key] for key in ("steps", "step", "rollout")] == [3, pytest.approx(23 / 3), pytest.approx(7 / 3)]
-    assert rows[2] == {"steps": 0}

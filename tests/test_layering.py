@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -108,6 +109,18 @@ def test_no_files_import_one_another_in_a_circle() -> None:
     """At any depth: an import inside a function or for the type checker alone counts."""
     known = {dotted(path) for path in MODULES}
     TopologicalSorter({dotted(path): imported_modules(path, known) for path in MODULES}).prepare()
+
+
+MATHS, STEP = {"advantages", "kl", "losses"}, {"across", "batch", "forward", "update"}
+
+
+def test_in_training_the_math_knows_torch_and_itself_alone_and_a_step_nothing_of_its_run() -> None:
+    for name in MATHS | STEP:
+        path, below = PACKAGE / f"training/{name}.py", MATHS | {"algorithms"} | (STEP if name in STEP else set())
+        for line, parts in imports(TREES[path], package_of(path)):
+            fine = parts[2] in below if parts[:2] == ["emailrl", "training"] else parts[:2] != ["emailrl", "runs"]
+            fine = fine and (name in STEP or parts[0] in {"emailrl", "torch", *sys.stdlib_module_names})
+            assert fine, f"{path}:{line} imports {'.'.join(parts)}"
 
 
 def test_light_rooms_load_nothing_heavy_and_the_command_line_alone_lays_out_for_a_terminal() -> None:

@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from hang import must_end
 from same_run import assert_same_run
 
 from emailrl.base.errors import EmailRLError
+from emailrl.engines.base import Advance, Completion, Request
+from emailrl.engines.local.engine import TransformersEngine
 from emailrl.records import read_records
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
@@ -129,6 +132,34 @@ def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_sa
     assert [step["step"] for step in metrics(directory)] == [1, 2]
     if wrong != "untempered":  # found later, but before anything is trained on it
         assert not (directory / "trajectories/step-000003.jsonl").exists()
+
+
+class OneByOne(TransformersEngine):
+    """Samples in process as the server does: every turn by itself, nothing kept between two."""
+
+    def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
+        waiting, ended = list(requests), list[Completion]()
+        for request in waiting:
+            fresh = f"{request.trajectory_id}-{len(ended)}"
+            [completion] = super().generate([replace(request, trajectory_id=fresh)])
+            completion.trajectory_id = request.trajectory_id
+            ended.append(completion)
+            if advance is not None and (following := advance(completion)) is not None:
+                waiting.append(following)
+        return ended
+
+
+def test_without_staleness_the_bits_are_those_of_taking_turns(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_server = start("server", max_staleness=0, importance_correction="off").run_dir
+    monkeypatch.setattr("emailrl.engines.local.engine.TransformersEngine", OneByOne)
+    how = {"engine": "transformers", "vllm_urls": "", "max_batch_trajectories": 1}
+    in_process = start("process", importance_correction="off", **how).run_dir
+    for name in ("final", "checkpoint-4"):
+        weights = [(run / name / "adapter_model.safetensors").read_bytes() for run in (on_server, in_process)]
+        assert weights[0] == weights[1]
+    steps = metrics(on_server)
+    assert [(step["policy_version_min"], step["policy_age_max"]) for step in steps] == [(n, 0) for n in range(STEPS)]
+    assert all("trainer_wait" not in step["seconds"] for step in steps)
 
 
 def test_an_interrupted_run_goes_on_as_if_uninterrupted(start: Start, uninterrupted: Path, tmp_path: Path) -> None:

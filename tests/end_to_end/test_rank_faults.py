@@ -75,25 +75,6 @@ class Started:
 
 Start = Callable[..., Started]
 
-HANGING = """
-import os
-import time
-from pathlib import Path
-
-from emailrl.agent import MailEnvironment
-
-
-class Hanging(MailEnvironment):
-    def __init__(self, scenario, mailbox, settings):
-        super().__init__(scenario, mailbox, max_turns=2)
-
-    def start(self):
-        if os.environ["RANK"] == "1" and Path("hang").exists() and Path("grpo_masked/checkpoint-1").exists():
-            time.sleep(3600)
-        return super().start()
-"""
-"""Hangs on rank 1 in the second step, while a file says so."""
-
 
 @pytest.fixture
 def start(options: Options, tmp_path: Path) -> Iterator[Start]:
@@ -166,26 +147,6 @@ def test_a_rank_lost_after_the_last_step_leaves_a_complete_run_and_no_export(
     told = said + capfd.readouterr().out
     assert "The run is complete and saved; skipped: the export." in told and "Stopped after" not in told, told
     assert (running.run / "final").is_dir() and not (running.folder / "export").exists()
-
-
-def test_an_environment_that_hangs_on_one_rank_ends_all_and_the_run_resumes(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "hanging.py").write_text(HANGING)
-    (tmp_path / "hang").touch()
-    given = {"environment": f"{tmp_path / 'hanging.py'}:Hanging", "max_steps": 3, "eval_steps": 9}
-    running = start("--nproc", "2", **given)
-    running.wait_for_steps(1)
-    ranks = running.ranks()
-    code, said, seconds = running.finish(120)
-    (line,) = errors_in(said)
-    assert code == 1 and "Traceback" not in said, said
-    assert f"Rollouts on rank 1 of 2 made no progress for {LIMIT} s: starting the environments." in line
-    assert "--resume latest" in line and seconds < 60
-    assert_none_left(running.folder, ranks)
-    assert steps_saved(running.run) == 1
-    (tmp_path / "hang").unlink()
-    code, said, _ = start("--nproc", "2", "--resume", "latest", **given).finish(120)
-    assert code == 0, said
-    assert [record["step"] for record in read_records(running.run / "metrics.jsonl")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import sys
 import time
@@ -11,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from end_to_end.conftest import SettingsAt
@@ -30,6 +33,7 @@ from emailrl.settings import Settings, load_settings
 from emailrl.training import run as run_module
 from emailrl.training.loop import TrainResult, train
 from emailrl.training.team import follow
+from emailrl.training.update import Updater
 
 
 def rank(settings: Settings, **how: Any) -> TrainResult | list[str]:
@@ -78,9 +82,17 @@ def one(settings_at: SettingsAt) -> TrainResult:
     return train(settings_at("one", per_device_train_batch_size=4))
 
 
-def test_two_ranks_make_the_run_of_one_which_rank_0_alone_records(
-    one: TrainResult, settings_at: SettingsAt, tmp_path: Path
+def test_two_ranks_make_the_run_of_one_which_rank_0_alone_records_and_each_draws_by_a_seed_of_its_own(
+    one: TrainResult, settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    honest = Updater.synchronize
+
+    def note(updater: Updater) -> None:
+        drawn = random.random(), float(np.random.rand()), torch.initial_seed()
+        (tmp_path / f"{updater.across.rank}.json").write_text(json.dumps(drawn))
+        honest(updater)
+
+    monkeypatch.setattr(Updater, "synchronize", note)
     settings = settings_at("two", per_device_train_batch_size=2)
     result, opened = in_ranks(2, partial(rank, settings), tmp_path)
     assert result.steps == 3 and opened == []
@@ -93,6 +105,10 @@ def test_two_ranks_make_the_run_of_one_which_rank_0_alone_records(
         assert record["rank_tokens_max"] >= record["rank_tokens_mean"] > 0 < record["all_reduce_seconds"]
     assert "rank_tokens_mean" not in metrics(one.run_dir)[0]
     assert "questions per step: 4 | ranks: 2" in (result.run_dir / "training.log").read_text()
+    for number in (0, 1):
+        seed = settings.training.seed + number
+        wanted = [random.Random(seed).random(), float(np.random.RandomState(seed).rand()), seed]
+        assert json.loads((tmp_path / f"{number}.json").read_text()) == wanted
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(one: TrainResult, settings_at: SettingsAt, tmp_path: Path) -> None:
@@ -121,6 +137,25 @@ def test_ranks_start_from_an_adapter_that_only_rank_0_can_see(
     mine, wanted = adapter(result.run_dir), adapter(alone.run_dir)
     for name, value in wanted.items():
         torch.testing.assert_close(mine[name], value, atol=1e-5, rtol=0)
+
+
+def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
+    settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, once = Updater.take, iter([signal.SIGTERM])
+
+    def asked(updater: Updater, share: Any) -> Any:
+        for number in once if updater.across.rank else ():
+            signal.raise_signal(number)
+        return honest(updater, share)
+
+    monkeypatch.setattr(Updater, "take", asked)
+    settings = settings_at("two", max_steps=500, save_steps=500, rank_timeout=20)
+    zero, opened = in_ranks(2, partial(rank, settings), tmp_path)
+    assert isinstance(zero, KeyboardInterrupt) and opened == []
+    run = tmp_path / "two/grpo_masked"
+    (checkpoint,) = [item for item in list_checkpoints(run) if item.metadata.kind != "best"]
+    assert checkpoint.metadata.step == len(metrics(run)) > 0
 
 
 def test_a_stop_during_an_evaluation_saves_the_step_before_it(

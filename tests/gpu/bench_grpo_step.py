@@ -3,9 +3,7 @@
     python tests/gpu/bench_grpo_step.py --shape 14B --db enron_emails.db --questions art_e_questions.jsonl
     python tests/gpu/bench_grpo_step.py --shape 0.6B --tokens 48 144 --engine transformers          # sampling speed
     python tests/gpu/bench_grpo_step.py --shape 4B --tokens 48 144 --set vllm_enforce_eager=true
-    python tests/gpu/bench_grpo_step.py --shape 4B --completion 768 --engine vllm trl --set beta=0 temperature=1
-    python tests/gpu/bench_grpo_step.py --shape 4B --completion 768 --engine vllm trl --set beta=0 temperature=1 \\
-        vllm_enable_sleep=off vllm_gpu_memory_utilization=0.3        # and with vLLM awake throughout
+    python tests/gpu/bench_grpo_step.py --shape 4B --completion 768 --set beta=0 temperature=1
 
 The steps are those of ``emailrl train`` with its default settings but for the batch (8 questions x 6 rollouts); clocks
 are on its methods (``clocks``). Random weights of the true shapes say nothing sensible, so what they say is not played:
@@ -15,11 +13,6 @@ seed, so that every group is trained. The first step warms up (vLLM starts, kern
 the mean. Evaluation is left out. What vLLM holds of the GPU awake and asleep stands beside what is planned.
 ``--completion N``: one turn of exactly N tokens instead. No step begins after ``--limit``. ``own`` in the rows has the
 seconds of every clock.
-
-``trl`` is TRL's own GRPOTrainer with vLLM in process on the same prompts, batch and lengths, LoRA of rank 16 on all
-linear layers, rewards drawn at random, no reference, one optimizer step, sequences in batches of 4 (its fastest in
-``bench_train_step``) with gradient checkpointing, merged weights copied to vLLM every step (``adapter``), its cache's
-sleeping and waking counted as sampling. ``x TRL`` is how many times as fast a side's mean step is.
 """
 
 from __future__ import annotations
@@ -32,7 +25,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,8 +33,8 @@ from typing import Any
 from clocks import OTHER, Clocks
 from runner import Bench, Given, Row, now
 
-RESULTS, ROWS = 5, 4
-"""Of a search, and sequences in a batch of TRL's. With two rounds of it and 120 to 320 tokens, a quarter is trained."""
+RESULTS = 5
+"""Of a search. With two rounds of it and 120 to 320 tokens, a quarter is trained."""
 SETTINGS: Row = {
     "per_device_train_batch_size": 8,
     "num_generations": 6,
@@ -92,8 +84,6 @@ def cases(given: Given) -> list[Row]:
 
 def measure(given: Given, case: Row) -> list[Row]:
     """The rows of the steps; a failure is a row after those that there are."""
-    if case["engine"] == "trl":
-        return trl(given)
     from emailrl.settings import load_settings
     from emailrl.training.loop import train
 
@@ -292,87 +282,6 @@ def sampled_a_second(row: Row) -> Row:
     return {name: row[of] / row["sampling"] for name, of in names.items()}
 
 
-def prompts(model: Path) -> list[str]:
-    """The first prompt of the first questions, as emailrl renders it."""
-    from transformers import AutoTokenizer
-
-    from emailrl.agent import MailEnvironment, tool_schemas
-    from emailrl.engines.renderer import ChatRenderer
-    from emailrl.mail import open_mailbox
-    from emailrl.questions.load import read_questions
-    from emailrl.settings import DataSettings
-
-    renderer = ChatRenderer(AutoTokenizer.from_pretrained(model), tool_schemas())
-    with tempfile.TemporaryDirectory() as folder:
-        db, file = demo(Path(folder))
-        texts = []
-        questions = read_questions(file, DataSettings())
-        for scenario in questions.of(None, limit=SETTINGS["per_device_train_batch_size"], seed=1).scenarios:
-            with closing(open_mailbox(db, scenario.inbox_address, until=scenario.query_date)) as box:
-                texts.append(renderer.start(MailEnvironment(scenario, box, max_turns=10).start()).text)
-    return texts
-
-
-def trl(given: Given) -> list[Row]:
-    """The steps of TRL's own trainer, its phases as far as it tells them; it has no mailbox."""
-    from datasets import Dataset
-    from peft import LoraConfig
-    from shapes import LINEAR
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    model = given.folder / given.shape
-    texts = prompts(model)
-    questions, rollouts = SETTINGS["per_device_train_batch_size"], SETTINGS["num_generations"]
-    clocks, counts, rows = Clocks(now), dict[str, int](), list[Row]()
-
-    class Steps(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, *given: Any, **named: Any) -> None:
-            clocks.cut()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-            seconds, own = clocks.cut()
-            row = {"step": state.global_step, "seconds": seconds, "own": own, "trajectories": questions * rollouts}
-            row |= {name: own.get(name, 0.0) for name in ("sampling", "adapter", OTHER)} | counts
-            rows.append(row | sampled_a_second(row))
-            if now() - begun > given.limit - 30:
-                control.should_training_stop = True
-
-    begun = now()
-    draw = random.Random(1)
-    trainer = GRPOTrainer(
-        model=str(model),
-        reward_funcs=lambda prompts, **columns: [draw.uniform(-1, 1) for _ in prompts],
-        args=GRPOConfig(
-            output_dir=str(given.out / "trl"), max_steps=given.steps, per_device_train_batch_size=ROWS,
-            gradient_accumulation_steps=questions * rollouts // ROWS, num_generations=rollouts,
-            max_completion_length=given.completion, temperature=1.0, beta=0.0, learning_rate=1e-4, bf16=True,
-            gradient_checkpointing=True, report_to=[], save_strategy="no", logging_steps=1,
-            disable_tqdm=True, model_init_kwargs={"dtype": "bfloat16"},
-            use_vllm=True, vllm_mode="colocate", vllm_gpu_memory_utilization=0.3,
-            vllm_enable_sleep_mode="vllm_enable_sleep=off" not in given.set,
-            vllm_max_model_length=8192, generation_kwargs={"ignore_eos": True},
-        ),
-        train_dataset=Dataset.from_list([{"prompt": text} for text in texts]),
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LINEAR, task_type="CAUSAL_LM"),
-        callbacks=[Steps()],
-    )  # fmt: skip
-    kind = type(trainer.vllm_generation)
-    clocks.time(f"{kind.__module__}:{kind.__qualname__}.generate", "sampling")
-    clocks.time(f"{kind.__module__}:{kind.__qualname__}.sync_weights", "adapter")
-    took_in = trainer._generate_and_score_completions
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        made = took_in(*arguments, **named)
-        prompts, sampled = (int(made[f"{part}_mask"].sum()) for part in ("prompt", "completion"))
-        counts.update(sampled_tokens=sampled, tokens=prompts + sampled)
-        return made
-
-    trainer._generate_and_score_completions = counted
-    trainer.train()
-    return rows
-
-
 def add_mean(rows: list[Row]) -> None:
     """A last row for each case with the means of the steps that count."""
     for case in dict.fromkeys(row["case"] for row in rows):
@@ -385,10 +294,6 @@ def add_mean(rows: list[Row]) -> None:
             mean |= {"step": "mean", "tokens": round(tokens), "rate": tokens / mean["seconds"], "own": own}
             rows.append(counted[-1] | mean | {"sampled_tokens": None})
             print(json.dumps({name: round(seconds, 3) for name, seconds in sorted(own.items())}))
-    means = {row["case"]: row for row in rows if row.get("step") == "mean"}
-    for case, row in means.items():
-        if peer := means.get(case.replace(f" {row['engine']}", " trl", 1)):
-            row["x_trl"] = peer["seconds"] / row["seconds"]
 
 
 BENCH = Bench(
@@ -398,14 +303,14 @@ BENCH = Bench(
     {
         "case": "case", "step": "step", "trajectories": "trajectories", "tokens": "tokens:,",
         "sampled": "sampled_tokens:,", "sampled a second: trajectories": "trajectories_per_second:.2f",
-        " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f", "tokens/s": "rate:,.0f", "x TRL": "x_trl:.2f",
+        " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f", "tokens/s": "rate:,.0f",
         **{phase: f"{phase}:.2f" for phase in PHASES},
         "vLLM awake, GiB": "awake:.2f", "planned": "planned_awake:.2f", "asleep": "asleep:.2f",
         "planned ": "planned_asleep:.2f", "cache tokens": "cache_tokens:,", "planned  ": "planned_cache_tokens:,",
     },
     {
         "--shape": {"default": "14B"},
-        "--engine": {"nargs": "+", "default": ["vllm"], "choices": [*ENGINES, "trl"]},
+        "--engine": {"nargs": "+", "default": ["vllm"], "choices": [*ENGINES]},
         "--tokens": {"nargs": 2, "type": int, "default": [120, 320], "help": "of the shortest and longest completion"},
         "--steps": {"type": int, "default": 3, "help": "steps, the first of which does not count"},
         "--db": {"type": Path, "help": "a mail database; default: the demo's"},

@@ -4,14 +4,12 @@
     python tests/gpu/small_model.py run data/small --work work --base FOLDER --plan 0:long:1,2,3 1:short:1:sft_steps=150
     python tests/gpu/small_model.py collect work --out OUT
     python tests/gpu/small_model.py curves work/*/seed-*/outputs/grpo_masked --out docs/figures/small_model.svg
-    python tests/gpu/small_model.py agree once/trajectories/00-smol.jsonl again/trajectories/00-smol.jsonl
 
 ``run`` plays the plan: of each entry GPU:NAME:SEEDS[:SETTING=VALUE,…] every seed in WORK/NAME/seed-N as a user would,
 by commands on one ``emailrl.toml``; ``second`` measures the questions of DATA/second.jsonl. Training is interrupted
 ``--reserve`` seconds before the end, and the benchmarks follow. Killed and started again with the same words, it goes
 on for what is left of its time. ``collect`` prints a table and packs metrics, benchmarks with trajectories, logs, and
 of the three best runs the adapter and the one it started from. ``curves --short`` draws accuracy over steps only.
-``agree`` says how far two measurements of the same weights differ.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ from typing import Any
 from runner import ended_in_time, records
 
 from emailrl.base.drawing import new_figure
-from emailrl.measure.evaluation import is_correct, is_judged, paired_test, wilson_interval
-from emailrl.records import read_trajectories
 
 SETTINGS = """\
 model_name = "smol-base"
@@ -282,28 +278,6 @@ def curves(options: argparse.Namespace) -> None:
     figure.savefig(options.out, metadata={"Date": None} if options.out.suffix == ".svg" else None)
 
 
-def agree(options: argparse.Namespace) -> None:
-    """How many conversations and verdicts differ between two measurements, and what they make of the accuracy."""
-    first, second = (
-        {one.scenario.id: one for one in read_trajectories(path) if is_judged(one)}
-        for path in (options.first, options.second)
-    )
-    pairs = [(one, second[name]) for name, one in first.items() if name in second]
-    n = len(pairs)
-    parted = sum([t.completion_ids for t in a.turns] != [t.completion_ids for t in b.turns] for a, b in pairs)
-    changes = [(a.scenario.inbox_address, is_correct(b) - is_correct(a)) for a, b in pairs]
-    worse, better = (sum(change == sign for _, change in changes) for sign in (-1, 1))
-    flips = worse + better
-    low, high = wilson_interval(flips, n)
-    sd, most = ((share / n) ** 0.5 for share in (flips / n, high))
-    p_value, unit = paired_test(changes)
-    print(
-        f"{n} questions: {parted} conversations part, {flips} verdicts change ({flips / n:.1%}, {low:.1%} to "
-        f"{high:.1%}), {worse} to the worse; accuracy {(better - worse) / n:+.1%}, p = {p_value:.2g} by {unit}.\n"
-        f"If flips are independent, the difference has a standard deviation of {sd:.2%} (at most {most:.2%})."
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -327,7 +301,6 @@ def main() -> None:
     add = command(curves, "--out")
     add("runs", type=Path, nargs="+", help="folders with metrics.jsonl and evaluations.jsonl")
     add("--short", action="store_true")
-    command(agree, "first", "second")
     options = parser.parse_args()
     options.act(options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
 
 from emailrl.agent.mail_env import Rubric
+from emailrl.agent.play import Collector
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.inputs import choose_subjects
 from emailrl.measure import benchmark
@@ -21,18 +22,17 @@ from emailrl.measure.benchmark import Report, Subject, is_unfinished, run_benchm
 from emailrl.measure.journal import Busy
 from emailrl.model.resolve import Adapter
 from emailrl.records import read_trajectories
-from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
+from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, Turn
 from emailrl.settings import Settings
 
 
 class Scripted:
-    """A collector whose policy answers rightly on the named questions, raises on others, and may be interrupted."""
+    """Plays what a collector asks: right on the named questions, raising on others, and perhaps interrupted."""
 
     def __init__(
         self, right: set[str], *, raising: frozenset[str] = frozenset(), stop_after: int | None = None
     ) -> None:
         self.right, self.raising, self.stop_after = right, raising, stop_after
-        self.scorer = self
         self.calls: list[int] = []
         self.ended = 0
 
@@ -43,38 +43,20 @@ class Scripted:
                 trajectory.reward = 1.0 if trajectory.rubric["answer_correct"] else -1.0
                 trajectory.reward_terms = {"outcome": trajectory.reward}
 
-    def collect(
-        self,
-        scenarios: Sequence[Scenario],
-        group_size: int,
-        *,
-        step: int,
-        seed: int,
-        temperature: float,
-        split_label: str = "train",
-        progress: Callable[[Trajectory], None] | None = None,
-        played: Mapping[str, Trajectory],
-    ) -> list[TrajectoryGroup]:
-        self.calls.append(len([each for each in scenarios if f"{split_label}-{each.id}-0" not in played]))
-        groups = []
-        for scenario in reversed(scenarios):  # the last one ends first
+    def play(self, trajectories: Sequence[Trajectory], *sampling: object) -> Sequence[Trajectory]:
+        self.calls.append(len(trajectories))
+        progress: Any = sampling[-1]
+        for one in reversed(trajectories):  # the last one ends first
             if self.ended == self.stop_after:
                 raise KeyboardInterrupt
-            name = f"{split_label}-{scenario.id}"
-            if before := played.get(f"{name}-0"):
-                groups.append(TrajectoryGroup(name, scenario, [before]))
-                continue
-            trajectory = Trajectory(f"{name}-0", name, scenario, seconds=0.5, turns=[Turn([1], [-0.1], "stop")])
-            trajectory.samples = [TokenSample([0, 1], [0, 1], [None, -0.1])]
-            trajectory.rubric = {"answer_correct": False, "num_turns": 1}
-            if scenario.id in self.raising:
-                trajectory.exception, trajectory.stop_reason = "OSError: gone", StopReason.EXCEPTION
+            one.seconds, one.turns = 0.5, [Turn([1], [-0.1], "stop")]
+            one.samples = [TokenSample([0, 1], [0, 1], [None, -0.1])]
+            one.rubric = {"answer_correct": False, "num_turns": 1}
+            if one.scenario.id in self.raising:
+                one.exception, one.stop_reason = "OSError: gone", StopReason.EXCEPTION
             self.ended += 1
-            if progress is not None:
-                progress(trajectory)
-            groups.append(TrajectoryGroup(name, scenario, [trajectory]))
-        self.score([each for group in groups for each in group.trajectories if not each.reward_terms])
-        return groups
+            progress(one)
+        return trajectories
 
 
 class Bench:
@@ -84,13 +66,15 @@ class Bench:
         self.folder, self.out, self.monkeypatch, self.heard = folder, folder / "out", monkeypatch, list[str]()
 
     def __call__(
-        self, *collectors: Scripted, questions: int | list[Scenario] = 2, settings: Settings | None = None, **how: Any
+        self, *policies: Scripted, questions: int | list[Scenario] = 2, settings: Settings | None = None, **how: Any
     ) -> Report:
-        """Collector n plays for model-n."""
-        subjects = [Subject(f"model-{number}", "nano") for number in range(len(collectors))]
+        """Policy n plays for model-n."""
+        subjects = [Subject(f"model-{number}", "nano") for number in range(len(policies))]
 
-        def players(chosen: Sequence[Subject], _settings: Settings) -> Iterator[tuple[Subject, Scripted]]:
-            yield from ((subject, collectors[subjects.index(subject)]) for subject in chosen)
+        def players(chosen: Sequence[Subject], given: Settings) -> Iterator[tuple[Subject, Collector]]:
+            for subject in chosen:
+                one = policies[subjects.index(subject)]
+                yield subject, Collector(one.play, one.score, given.agent, "masked")
 
         self.monkeypatch.setattr(benchmark, "players", players)
         asked = make_questions(questions) if isinstance(questions, int) else questions
@@ -232,13 +216,13 @@ def test_a_folder_in_which_another_process_plays_is_left_alone(bench: Bench) -> 
     refused: list[str] = []
 
     class Beside(Scripted):
-        def collect(self, *arguments, **options) -> list[TrajectoryGroup]:  # type: ignore[no-untyped-def]
-            groups = super().collect(*arguments, **options)
+        def play(self, trajectories: Sequence[Trajectory], *sampling: object) -> Sequence[Trajectory]:
+            played = super().play(trajectories, *sampling)
             for more in ({}, {"overwrite": True}, {"resume": True}):
                 with pytest.raises(Busy) as caught:
                     bench(self, **more)
                 refused.append(caught.value.message)
-            return groups
+            return played
 
     report = bench(Beside({"q0"}))
     assert refused == [f"Another process is writing {bench.out / 'conditions.json'}."] * 3

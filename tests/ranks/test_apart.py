@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,21 @@ def test_of_ranks_that_wait_for_each_other_the_first_to_stop_is_named(tmp_path: 
 
     zero, _ = in_ranks(2, ranked(work, seconds=4), tmp_path)
     assert str(zero).startswith("Rollouts on rank 1 of 2 made no progress")
+
+
+def test_progress_in_the_moment_of_the_report_does_not_undo_it(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        def hesitate(activity: Activity) -> None:
+            if ranks.rank == 1:
+                end, looks = time.monotonic() + 4, count()
+                activity.note("sampling", lambda: time.monotonic() > end and next(looks))  # moves at the second look
+                time.sleep(8)
+            busy(activity, 60)
+
+        ranks.apart(hesitate)
+
+    zero, one = in_ranks(2, ranked(work, seconds=4), tmp_path)
+    assert str(zero).startswith("Rollouts on rank 1 of 2 made no progress for 4 s: sampling.") and one == []
 
 
 @pytest.mark.slow

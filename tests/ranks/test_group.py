@@ -56,6 +56,28 @@ def test_objects_and_sums_reach_every_rank(tmp_path: Path) -> None:
     assert others == [[({"from": 0}, letter, [0, 1, 2], [], [6, 6, 6], True)] for letter in "bc"]
 
 
+def test_sums_use_one_communicator_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL connects each group at its first sum, which takes seconds and memory of the GPU."""
+
+    def work() -> int:
+        groups, honest = set[Any](), dist.all_reduce
+
+        def all_reduce(tensor: torch.Tensor, *, group: Any, **op: Any) -> None:
+            groups.update([] if op else [group])  # pulses name an operation
+            honest(tensor, group=group, **op)
+
+        monkeypatch.setattr(dist, "all_reduce", all_reduce)
+        with joined(waiting()) as ranks:
+            for _ in range(2):
+                ranks.all_reduce(torch.ones(1))
+                ranks.started()
+            if isinstance(ranks, RankGroup) and not ranks.is_first:
+                ranks.follow(lambda: None)
+        return len(groups)
+
+    assert in_ranks(2, work, tmp_path) == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("failing", "error", "said"),
     [

@@ -139,6 +139,7 @@ def play(
     steps: int = 3,
     right: Callable[[int], set[str]] | None = None,
     truncated: int | None = None,
+    val: Sequence[Scenario] = QUESTIONS,
     confirm: Sequence[Scenario] = (),
     algorithm: Mapping[str, Any] = MappingProxyType({}),
     entropy: Callable[[int], float] = lambda step: 0.1,
@@ -157,7 +158,7 @@ def play(
     wanted = make_filter(resolve(settings), settings.algorithm, answers=True)
     run = TrainingRun(
         settings=settings, mode=MODES["masked"], algorithm=resolve(settings), directory=directory,
-        origin=Origin("r", "masked", "grpo", "d", "q"), val=QUESTIONS, confirm=confirm,
+        origin=Origin("r", "masked", "grpo", "d", "q"), val=val, confirm=confirm,
         state=RunState(), policy=script, engine=script, evaluator=script, updater=script,
         rollouts=Rollouts(settings.training, QUESTIONS, directory, wanted, script, None, 2),
         tracker=tracker, interrupts=Interrupts(said.append), total_steps=steps,

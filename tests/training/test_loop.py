@@ -198,6 +198,17 @@ def test_an_evaluation_with_a_judge_outage_chooses_nothing_and_counts_for_nothin
     assert [(line["accuracy"], line["exceptions"]) for line in evaluations] == [(0, 3), (0.5, 0), (1, 1), (0.25, 0)]
 
 
+def test_one_answer_in_twenty_without_a_verdict_voids_no_evaluation(tmp_path: Path) -> None:
+    val = [replace(QUESTIONS[0], id=f"val{n}") for n in range(20)]
+    played = play(tmp_path, accuracies=(0.0, 0.5, 1.0), outages={1: 1, 2: 2}, eval_steps=1, steps=2, val=val)
+    # 9 of the 19 judged are right; two of 20 without a verdict are too many.
+    assert (played.run.state.best_accuracy, played.run.state.best_step) == (9 / 19, 1)
+    told = "\n".join(played.said)
+    assert "Eval accuracy: 47.4% (9 of 19, 95% interval" in told
+    assert "1 of 20 answers have no verdict, and are excluded from the accuracy." in told
+    assert "2 of 20 answers have no verdict, so this evaluation does not count for the best model" in told
+
+
 def test_a_run_without_a_whole_evaluation_has_no_best_model(tmp_path: Path) -> None:
     played = play(tmp_path, outages={0: 1, 1: 1}, steps=1)
     assert played.saved == {"final": 1}

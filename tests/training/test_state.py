@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from runs.run_files import evaluation
 
 from emailrl.measure.evaluation import wilson_interval
 from emailrl.records.trajectory import Scenario
-from emailrl.settings import EvaluationSettings, TrainingSettings
+from emailrl.settings import EvaluationSettings, TrainingSettings, load_settings
+from emailrl.settings.load import PRESETS
 from emailrl.training.algorithms import count_steps, questions_per_step
 from emailrl.training.state import Cursor, RunState, StepQuestions, change, no_longer_rising
 
@@ -173,3 +179,30 @@ def test_patience_looks_back_twice_as_far_as_it_waits() -> None:
     # -5/8 ± 0.18.
     assert no_longer_rising([verdicts("11111111"), verdicts("00011111")], 1) is None
     assert no_longer_rising([verdicts("11111111"), verdicts("00000111")], 1) is not None
+
+
+def share_stopped(preset: str, accuracy_at: Callable[[float], float], runs: int = 40) -> float:
+    """The share of runs of this preset that patience ends; their true accuracy depends on the share of steps done.
+    Equally hard questions and independent verdicts: the most noise there can be."""
+    settings, draw, stopped = load_settings({}, preset=preset, environ={}, cwd=Path("/")), random.Random(1), 0
+    wanted = settings.evaluation.model_copy(update={"target_accuracy": 2.0})  # out of reach, even by luck
+    questions, total = settings.data.eval_dataset_size, settings.training.max_steps
+    for _ in range(runs):
+        state = RunState()
+        for state.step in range(0, total, wanted.eval_steps):
+            shares = {str(n): float(draw.random() < accuracy_at(state.step / total)) for n in range(questions)}
+            accuracy = sum(shares.values()) / questions
+            measured: Any = SimpleNamespace(shares=shares, accuracy=accuracy, interval=(0.0, 1.0), metrics=dict)
+            state.note_evaluation(measured, wanted.patience)
+            if state.stop_reason(wanted, total) is not None:
+                stopped += 1
+                break
+    return stopped / runs
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_fall_ends_a_run_of_every_preset_and_a_rise_does_not(preset: str) -> None:
+    fall = share_stopped(preset, lambda done: 0.8 if done < 0.3 else 0.5)
+    assert 0.25 < fall < 0.75 if preset == "quick" else fall >= 0.95  # five questions show no more
+    assert share_stopped(preset, lambda done: 0.8) <= 0.125
+    assert share_stopped(preset, lambda done: 0.4 + 0.5 * done) <= 0.05
