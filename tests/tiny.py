@@ -52,7 +52,7 @@ def make_checkpoint(
     """Write a checkpoint of ``model`` with a random adapter that changes every linear layer, and more settings."""
     import torch
 
-    from emailrl.model.load import load_policy
+    from emailrl.model.policy import load_policy
 
     settings = load_settings({"model_name": str(model), "lora_rank": 4} | given, environ={}, cwd=path.parent)
     policy = load_policy(settings, trainable=True)

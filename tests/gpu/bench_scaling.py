@@ -69,9 +69,8 @@ def measure(given: Given, case: Row) -> list[Row]:
 
 def make_updater(shape: str, base: str, settings: Any, ranks: Any) -> Any:
     """An updater on random weights, drawn alike on every rank, with an adapter that has moved."""
-    from emailrl.model.load import choose_device, choose_dtype, prepare_training
     from emailrl.model.lora import with_fresh_adapter
-    from emailrl.model.policy import Policy
+    from emailrl.model.policy import Policy, choose_device, choose_dtype, prepare_training
     from emailrl.model.shard import shard_base
     from emailrl.training.team import build_updater
 

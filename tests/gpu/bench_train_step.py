@@ -72,9 +72,9 @@ class Side:
 
 def policy_side(folder: Path, max_tokens: int, backend: str = "transformers", **training: Any) -> Side:
     """emailrl's own way, over whatever backend and layers the settings choose."""
-    from emailrl.model.load import load_policy
     from emailrl.model.logprobs import token_logprobs
     from emailrl.model.packing import shares_prefixes, takes_packed
+    from emailrl.model.policy import load_policy
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = {"name": str(folder), "dtype": "bf16", "device": device, "backend": backend, "max_model_len": 8192}

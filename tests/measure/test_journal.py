@@ -12,7 +12,7 @@ from tiny import make_questions, settings_of
 
 from emailrl.base.errors import UsageError
 from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.model import load
+from emailrl.model import policy as load
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import StopReason, Trajectory
 

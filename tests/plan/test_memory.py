@@ -68,8 +68,8 @@ def test_auto_keeps_what_fits() -> None:
 )
 def test_a_policy_is_loaded_as_it_is_planned(values: dict[str, Any]) -> None:
     from emailrl.model.fused import fused_backbone
-    from emailrl.model.load import load_policy
     from emailrl.model.packing import shares_prefixes
+    from emailrl.model.policy import load_policy
     from emailrl.training.team import build_updater
 
     settings = settings_with(model_name="nano", emailrl_device="cpu", **values)

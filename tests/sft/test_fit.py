@@ -16,8 +16,8 @@ from torch import Tensor
 
 from emailrl.base.errors import UsageError
 from emailrl.model.fused import enable_fused
-from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
+from emailrl.model.policy import load_policy
 from emailrl.settings import SftSettings
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter

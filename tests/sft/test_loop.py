@@ -17,7 +17,7 @@ from tiny import make_checkpoint
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.model.resolve import find_adapter
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE
