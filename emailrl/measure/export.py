@@ -61,7 +61,7 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
         rows += [(name, values[name]) for name in names if values.get(name) is not None]
     agent = metadata.settings.get("agent") or {}
     temperature, rank = agent.get("eval_temperature"), int(metadata.lora.get("rank") or 16)
-    trims = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(undefined=StrictUndefined, **trims)
     environment.filters |= {"json": json.dumps, "quote": shlex.quote, "accuracy": accuracy}
     return environment.from_string(CARD.read_text("utf-8")).render(

@@ -1,6 +1,6 @@
-"""The policy: a frozen base model, an optional LoRA adapter, a tokenizer, and a critic if its algorithm has one. And how
-it is loaded: where it computes and whether it fits, before any weight is fetched; the base, from files or the hub; an
-adapter on it; and the model made ready for training batches."""
+"""The policy: a frozen base model, an optional LoRA adapter, a tokenizer, and a critic if its algorithm has one; and
+how it is loaded: where it computes and whether it fits, before any weight is fetched; the base, from files or the hub;
+an adapter on it; and the model made ready for training batches."""
 
 from __future__ import annotations
 
