@@ -307,24 +307,6 @@ def test_a_passing_out_of_memory_costs_a_part_of_the_cache_until_that_is_given_b
     assert engine.cache.most == 14
 
 
-@pytest.mark.parametrize("room", [30, 16, 9])
-def test_a_device_smaller_than_the_budget_ends_with_the_same_results(
-    model: Qwen3ForCausalLM, alone: list[Completion], monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
-    original = BlockLayer.grown
-
-    def growing(self: BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
-        if len(self.cache.users) > room:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return original(self, tensor)
-
-    monkeypatch.setattr(BlockLayer, "grown", growing)
-    engine = TransformersEngine(model, [39], max_rows=8)
-    for _ in range(2):
-        same(engine.generate(requests(*LENGTHS)), alone)
-        engine.release()
-
-
 def test_out_of_memory_with_one_trajectory_is_an_error(model: Qwen3ForCausalLM, run_out: RunOut) -> None:
     engine = TransformersEngine(model, [39], max_rows=8)
     run_out(lambda step, rows: rows > 0)

@@ -206,24 +206,17 @@ for _ in range(400):
 ODD: list[Any] = [
     call({"keywords": ["lease"]}),
     call(5),
-    call(None),
     call({"keywords": {"a": [None, {"b": 1e308}]}, "max_results": 10**300}),
     call(DEEP),
     call("{}", type="custom"),
     call("{}", id=7),
     message(tool_calls={"function": {"name": "search_emails"}}),
     message(tool_calls=["search_emails"]),
-    message(tool_calls=[{"function": {"name": ["search_emails"]}}]),
     message(content=[{"type": "text", "text": "I think"}]),
-    message(content=["I think"]),
     message(content="<tool_call>" + json.dumps({"name": "search_emails", "arguments": DEEP}) + "</tool_call>"),
-    message(),
     {"choices": [{"message": None}]},
-    {"choices": {}},
     [],
-    None,
     message(content="ja") | {"usage": {"prompt_tokens": "many", "completion_tokens": 10**400, "cost": float("inf")}},
-    message(content="ja") | {"usage": ["none"]},
 ]
 
 

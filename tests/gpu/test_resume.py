@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from gpu.loop import RunLeft, finish, make_workplace, start
 
 from emailrl.records import read_trajectories
@@ -30,16 +29,7 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     assert left.keys() == right.keys()
     assert [one.scenario.id for one in left.values()] == [one.scenario.id for one in right.values()]
     alike = sum(one.messages == right[name].messages for name, one in left.items()) / len(left)
-    adapters = [run.adapter("policy/v-000003") for run in (whole, again)]
-    equal = all(torch.equal(adapters[1][name], one) for name, one in adapters[0].items())
-    gap = max(float((adapters[1][name] - one).abs().max()) for name, one in adapters[0].items())
-    moments = [
-        torch.load(run.directory / "final" / "trainer_state.pt", weights_only=True, map_location="cpu")
-        for run in (whole, again)
-    ]
-    print(f"step 3: {alike:.0%} of {len(left)} conversations the same, adapter after it"
-           f" {'bit for bit the same' if equal else f'differs by at most {gap:.1e}'}")  # fmt: skip
+    print(f"step 3: {alike:.0%} of {len(left)} conversations the same")
     assert alike > 0.5
-    assert moments[0].keys() == moments[1].keys()
     rates = [[one["learning_rate"] for one in run.metrics] for run in (whole, again)]
     assert rates[0] == rates[1]
