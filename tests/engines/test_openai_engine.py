@@ -18,6 +18,7 @@ from tiny import make_database, make_questions
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless
+from emailrl.cli.app import main
 from emailrl.engines import check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
@@ -118,8 +119,6 @@ def test_only_the_call_that_was_played_is_told_again_and_mail_cannot_speak_as_an
 
 
 def test_benchmark_end_to_end(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from emailrl.cli.app import main
-
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] == "dull":
             return 200, said("I would rather chat.")

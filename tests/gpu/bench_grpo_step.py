@@ -30,8 +30,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from clocks import OTHER, Clocks
 from runner import Bench, Given, Row, now
+
+from emailrl.plan import make_plan, this_machine
+from emailrl.questions.load import questions_file, write_demo
+from emailrl.records.trajectory import Message, ToolCall
+from emailrl.settings import StoreSettings, load_settings
+from emailrl.training.loop import train
 
 RESULTS = 5
 """Of a search. With two rounds of it and 120 to 320 tokens, a quarter is trained."""
@@ -84,9 +91,6 @@ def cases(given: Given) -> list[Row]:
 
 def measure(given: Given, case: Row) -> list[Row]:
     """The rows of the steps; a failure is a row after those that there are."""
-    from emailrl.settings import load_settings
-    from emailrl.training.loop import train
-
     rows, planned, clocks = list[Row](), Row(), Clocks(now)
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
         overrides = SETTINGS | {"output_dir": Path(folder) / "run", "max_steps": given.steps + 1}
@@ -111,8 +115,6 @@ def measure(given: Given, case: Row) -> list[Row]:
 
 def planned_of(settings: Any) -> Row:
     """What ``emailrl plan`` takes vLLM to hold of this GPU, in GiB and tokens; nothing on a CPU."""
-    from emailrl.plan import make_plan, this_machine
-
     if not used():
         return {}
     memory = make_plan(settings, this_machine()).memory
@@ -219,8 +221,6 @@ class Scripted:
             return self.inner.start()
 
     def step(self, message: Any) -> Any:
-        from emailrl.records.trajectory import Message, ToolCall
-
         words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
         keywords = [words[self.number // 2 % len(words)]]
         search = ToolCall("search_emails", {"keywords": keywords, "max_results": RESULTS})
@@ -237,17 +237,12 @@ class Scripted:
 
 def demo(folder: Path) -> tuple[Path, Path]:
     """The demo's mail database and questions."""
-    from emailrl.questions.load import questions_file, write_demo
-    from emailrl.settings import StoreSettings
-
     write_demo(db := folder / "demo.db", settings=StoreSettings(), seed=1, overwrite=True)
     return db, questions_file(db)
 
 
 def used() -> float:
     """GiB of the card that are taken, by whomever; 0 on a CPU."""
-    import torch
-
     if not torch.cuda.is_available():
         return 0.0
     free, total = torch.cuda.mem_get_info()

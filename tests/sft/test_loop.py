@@ -15,6 +15,7 @@ from end_to_end.commands import begin, exit_code, file_operations
 from safetensors.torch import load_file
 from sft.talk import settings_for
 from tiny import make_checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
@@ -166,8 +167,6 @@ def test_a_run_of_train_is_not_gone_on_with(model: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_model_from_nothing_learns_from_demo_worlds(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     settings = settings_for(
         tmp_path, tmp_path, trajectories=[], from_scratch=True, sft_steps=12, sft_batch_size=8, sft_eval_steps=12,
         sft_learning_rate=None, eval_dataset_size=8,
