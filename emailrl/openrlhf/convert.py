@@ -1,8 +1,6 @@
 """OpenRLHF's flags by name, a parser for its command lines that follows shell and argparse rules, and their conversion.
-
-An ``emailrl.toml`` gets the given flags and the complete objective, as it is by OpenRLHF's defaults.
-Its other defaults are left out: 1024 questions per step must not be set silently.
-"""
+An ``emailrl.toml`` gets the given flags and the complete objective, as it is by OpenRLHF's defaults. Its other defaults
+are left out: 1024 questions per step must not be set silently."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from itertools import pairwise
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -26,7 +25,6 @@ from emailrl.settings.names import Leaf, by_name, first_problem, leaves, nearest
 from emailrl.settings.needs import without_effect
 from emailrl.training.algorithms import in_force, resolve
 
-Takes = Literal["nothing", "one", "two", "some"]
 Given = dict[str, list[str]]  # Flag (by its old name) → its values as written; the last wins if repeated.
 
 
@@ -34,7 +32,7 @@ Given = dict[str, list[str]]  # Flag (by its old name) → its values as written
 class Flag:
     name: str
     dotted: str
-    takes: Takes
+    takes: str  # Its arguments as in the table: a key of ``TAKES``.
     group: str
     settings: tuple[str, ...]  # The settings that it sets here; empty if none.
     default: str  # OpenRLHF's default.
@@ -45,18 +43,23 @@ class Flag:
         return tuple(by_name()[key] for key in self.settings)
 
 
-_TAKES: Final[Mapping[str, Takes]] = {"": "nothing", "X": "one", "L H": "two", "X …": "some"}
+TAKES: Final[Mapping[str, tuple[int, float, str]]] = {
+    "": (0, 0, "no value"),
+    "X": (1, 1, "one value"),
+    "L H": (2, 2, "two values"),
+    "X …": (1, math.inf, "one value or more"),
+}
+"""How many values a flag takes, at least and at most."""
 FLAGS: Final = tuple(
-    Flag(name, dotted, _TAKES[value], group, tuple(settings.split()), default, note)
+    Flag(name, dotted, takes, group, tuple(settings.split()), default, note)
     for group, rows in ROWS.items()
     for written, dotted, settings, default, note in rows
-    for name, _, value in [written.partition(" ")]
+    for name, _, takes in [written.partition(" ")]
 )
 """All known flags, in the order of the page."""
 NAMES: Final[Mapping[str, Flag]] = {alias: flag for flag in FLAGS for alias in (flag.name, flag.dotted) if alias}
 
 _COMMAND = re.compile(r"openrlhf[./]cli[./]\w+(\.py)?$")
-_COUNTS = {"nothing": (0, 0), "one": (1, 1), "two": (2, 2), "some": (1, math.inf)}
 
 
 def find_flag(name: str) -> Flag:
@@ -70,12 +73,10 @@ def find_flag(name: str) -> Flag:
 
 
 def parse(text: str) -> Given:
-    """Parse flags with shell quoting, ``--flag value`` or ``--flag=value``, and backslash line continuations.
-
-    A leading command that starts OpenRLHF (``python3 -m openrlhf.cli.train_ppo_ray``) is skipped. Raises UsageError for
-    an unknown flag, suggesting the nearest, and for too few or too many values. Errors never quote a value: it may be a
-    token.
-    """
+    """Parse flags with shell quoting, ``--flag value`` or ``--flag=value``, and backslash line continuations. A leading
+    command that starts OpenRLHF (``python3 -m openrlhf.cli.train_ppo_ray``) is skipped. Raises UsageError for an
+    unknown flag, suggesting the nearest, and for too few or too many values. Errors never quote a value: it may be a
+    token."""
     try:
         words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
     except ValueError as error:
@@ -88,21 +89,14 @@ def parse(text: str) -> Given:
         hint = 'Pass all flags as one quoted string: --from-openrlhf "--pretrain …".'
         raise UsageError("Expected a flag first.", hint)
     given: Given = {}
-    place = 0
-    while place < len(words):
-        name, equals, value = words[place].partition("=")
-        flag = find_flag(name)
-        place += 1
-        values = [value] if equals else []
-        while not equals and place < len(words) and not words[place].startswith("--"):
-            values.append(words[place])
-            place += 1
-        least, most = _COUNTS[flag.takes]
-        if len(values) > most == 0:
-            raise UsageError(f"{name} takes no value, not {len(values)}.", "Omit the flag to turn it off.")
+    starts = [place for place, word in enumerate(words) if word.startswith("--")]
+    for start, end in pairwise([*starts, len(words)]):
+        name, equals, value = words[start].partition("=")
+        flag, values = find_flag(name), [value] * bool(equals) + words[start + 1 : end]
+        least, most, wanted = TAKES[flag.takes]
         if not least <= len(values) <= most:
-            wanted = {"one": "one value", "two": "two values", "some": "one value or more"}[flag.takes]
             hint = "An empty value does not count." if len(values) < least else "Quote values that contain spaces."
+            hint = hint if most else "Omit the flag to turn it off."
             raise UsageError(f"{name} takes {wanted}, not {len(values)}.", hint)
         if not all(value.strip() for value in values) and flag.name != "use_wandb":  # empty means off
             raise UsageError(f"{name}: the value is empty.", "Fill it in, or omit the flag.")
@@ -113,11 +107,11 @@ def parse(text: str) -> Given:
 def read_value(flag: Flag, leaf: Leaf, text: str) -> Any:
     """Convert a value to its setting's type; UsageError if it is not a number. Choices are checked later."""
     if bool in leaf.kinds:
-        return text == "true"
+        return True
     if not leaf.kinds & {int, float}:
         return text
     if math.isnan(number := _number(text)):
-        kind = "a whole number" if int in leaf.kinds else "numbers" if flag.takes == "two" else "a number"
+        kind = "a whole number" if int in leaf.kinds else "numbers" if flag.takes == "L H" else "a number"
         raise UsageError(f"--{flag.name} takes {kind}.", hint_of(flag))
     return int(number) if int in leaf.kinds and number.is_integer() else number
 
@@ -155,8 +149,7 @@ CONSTANTS: Final = {
     "flash_attn": "flash_attention_2",
     "gradient_checkpointing": "on",
     "load_checkpoint": "auto",
-}
-"""Values for flags without an argument, if not ``true``."""
+}  # Values for flags without an argument, if not ``true``
 ALWAYS_ON: Final = {
     "apply_chat_template": "chat_template replaces the model's own",
     "use_dynamic_batch": "max_tokens_per_micro_batch",
@@ -204,11 +197,8 @@ class Conversion:
 
 
 def to_toml(text: str) -> str:
-    """Convert an OpenRLHF command line into an ``emailrl.toml``.
-
-    Raises UsageError for an unreadable line, an unknown flag, an invalid value, or a combination that cannot be trained
-    here. Tokens are never written.
-    """
+    """Convert an OpenRLHF command line into an ``emailrl.toml``. Raises UsageError for an unreadable line, an unknown
+    flag, an invalid value, or a combination that cannot be trained here. Tokens are never written."""
     taken = Conversion(parse(text))
     counts = {name: _count(name, taken.given[name][0]) for name in COUNTS if name in taken.given}
     for flag in FLAGS:
@@ -228,10 +218,8 @@ def to_toml(text: str) -> str:
     if "lora_rank" not in taken.given:
         taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
     if taken.values.get("shard_offload") and "shard" not in taken.values:
-        taken.notes.append(
-            "shard_offload acts on a sharded base only: shard = auto shards one above 70 % of a GPU's memory, which"
-            " needs vLLM servers (vllm_urls)"
-        )
+        auto = "shard = auto shards one above 70 % of a GPU's memory, which needs vLLM servers (vllm_urls)"
+        taken.notes.append(f"shard_offload acts on a sharded base only: {auto}")
     if "max_steps" not in taken.given:
         taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")
     for key, value in taken.values.items():
@@ -243,11 +231,9 @@ def to_toml(text: str) -> str:
         "# Settings not listed keep emailrl's defaults; docs/reference/openrlhf.md shows where OpenRLHF's differ.",
         *(f"# {one_line(note)}" for note in taken.notes),
     ]
-    section = ""
     for leaf in (leaf for leaf in leaves() if leaf.key in taken.values):
-        if leaf.section != section:
-            section = leaf.section
-            lines += ["", f"[{section}]"]
+        if f"[{leaf.section}]" not in lines:
+            lines += ["", f"[{leaf.section}]"]
         value = taken.values[leaf.key]
         # A JSON value is valid TOML except for DEL in a string, which TOML requires escaped, and infinity.
         text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -316,9 +302,6 @@ def _take_text(name: str, value: str, taken: Conversion) -> bool:
                 taken.set("export_dir", "./ckpt", "--save_path not given: OpenRLHF's default")
         case "target_modules":
             taken.set("target_modules", ",".join(taken.given[name]), "--target_modules")
-        case "use_tensorboard":
-            taken.set("tensorboard", True, "--use_tensorboard")
-            taken.set("tensorboard_dir", value, "--use_tensorboard")
         case "use_wandb" if value.strip():
             taken.set("wandb_mode", "online", "--use_wandb; set its key in WANDB_API_KEY, or run wandb login")
         case "use_wandb":
@@ -347,10 +330,9 @@ def _take_placement(name: str, value: str, taken: Conversion) -> bool:
             if int(taken.first("vllm_num_engines", "0")) == 0:  # vLLM forms its own batches
                 taken.set("max_batch_trajectories", int(value), "--micro_rollout_batch_size")
         case "vllm_num_engines":
-            count = int(value)
-            if count < 0:
-                problem = "--vllm_num_engines must be at least 0."
-                raise UsageError(problem, "0: transformers in process; 1: vLLM in process.")
+            if (count := int(value)) < 0:
+                hint = "0: transformers in process; 1: vLLM in process."
+                raise UsageError("--vllm_num_engines must be at least 0.", hint)
             taken.set("engine", "vllm" if count else "transformers", "--vllm_num_engines")
             engines = taken.ranks // taken.values.get("vllm_tensor_parallel_size", 1) or 1
             if taken.shares_gpus and count not in (0, engines):
@@ -364,14 +346,12 @@ def _take_placement(name: str, value: str, taken: Conversion) -> bool:
                     " the addresses it prints"
                 )
         case "zero_stage":
-            stage = int(value)
-            if stage not in range(4):
+            if (stage := int(value)) not in range(4):
                 raise UsageError(f"--zero_stage {stage}: should be 0, 1, 2 or 3.")
             taken.set("shard", "host" if stage == 3 else "off", f"--zero_stage {stage}")
             if stage == 3 and taken.shares_gpus:
-                taken.notes.append(
-                    "--zero_stage 3 --colocate_all_models: a sharded base needs vLLM servers, set vllm_urls"
-                )
+                both = "--zero_stage 3 --colocate_all_models"
+                taken.notes.append(f"{both}: a sharded base needs vLLM servers, set vllm_urls")
         case _:
             return False
     return True

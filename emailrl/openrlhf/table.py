@@ -1,8 +1,6 @@
 """OpenRLHF's flags and their settings here: the single source of ``docs/reference/openrlhf.md`` and of the conversion.
-
 A row: the flag with its arguments, its dotted name, the settings here (by their unique names; empty: none, for the
-reason in the note), OpenRLHF's default, and what differs.
-"""
+reason in the note), OpenRLHF's default, and what differs."""
 
 from __future__ import annotations
 

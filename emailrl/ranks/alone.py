@@ -64,39 +64,30 @@ class Activity:
     """What a thread is working on, as noted by itself; other threads check whether it makes progress."""
 
     def __init__(self) -> None:
-        self._noted: _Note | None = None
+        self._what: str | None = None
 
     def note(self, what: str, count: Callable[[], int] = lambda: 0) -> None:
         """There is progress; ``what`` comes next, as part of a sentence. While ``count`` grows, there is more."""
-        self._noted = _Note(what, count)
+        self._since = time.monotonic()  # first: another thread may read in between
+        self._count, self._last, self._what = count, count(), what
 
     def end(self) -> None:
-        self._noted = None
+        self._what = None
 
     @property
     def is_under_way(self) -> bool:
-        return self._noted is not None
+        return self._what is not None
 
     def stalled(self, who: str, limit: float) -> Failure | None:
         """The failure of ``who`` if there has been no progress for more than ``limit`` seconds. For one thread only."""
-        if (noted := self._noted) is None or (seconds := noted.seconds()) <= limit:
+        if (what := self._what) is None:
             return None
-        return Failure(
-            f"{who} made no progress for {limit:g} s: {noted.what}.",
-            f"If that may take longer, raise RANK_TIMEOUT. {CONTINUE}",
-            seconds,
-        )
-
-
-class _Note:
-    def __init__(self, what: str, count: Callable[[], int]) -> None:
-        self.what, self._count = what, count
-        self._last, self._since = count(), time.monotonic()
-
-    def seconds(self) -> float:
         if (now := self._count()) != self._last:
             self._last, self._since = now, time.monotonic()
-        return time.monotonic() - self._since
+        if (seconds := time.monotonic() - self._since) <= limit:
+            return None
+        more = f"If that may take longer, raise RANK_TIMEOUT. {CONTINUE}"
+        return Failure(f"{who} made no progress for {limit:g} s: {what}.", more, seconds)
 
 
 def said(error: Exception) -> tuple[str, str]:
@@ -151,12 +142,6 @@ class Ranks:
         """The values of all ranks in rank order, on every rank. Values are pickled: keep tensors on the CPU."""
         return [value]
 
-    def exchange(self, value: T, failed: Exception | None = None) -> list[T]:
-        """Like ``gather``, but if an error is given on one rank, every rank raises EmailRLError."""
-        if failed is not None:
-            raise failed
-        return [value]
-
     def collect(self, value: T) -> list[T]:
         """The values of all ranks in rank order on rank 0; an empty list on the others."""
         return [value]
@@ -169,11 +154,9 @@ class Ranks:
         return work()
 
     def apart(self, work: Callable[[Activity], T]) -> T:
-        """Do ``work``, which must not use collectives and may take any time; return once every rank is done.
-
-        It notes its progress in the ``Activity``. If it raises on one rank, or one makes no progress for RANK_TIMEOUT
-        seconds, all ranks end at once: rank 0 raises EmailRLError, the others are interrupted.
-        """
+        """Do ``work``, which must not use collectives and may take any time; return once every rank is done. It notes
+        its progress in the ``Activity``. If it raises on one rank, or one makes no progress for RANK_TIMEOUT seconds,
+        all ranks end at once: rank 0 raises EmailRLError, the others are interrupted."""
         return work(Activity())
 
     def check_same(self, what: str, value: str) -> None:

@@ -1,8 +1,6 @@
-"""Several ranks: how they connect, exchange objects and sums, and notice one that is lost.
-
-A rank that loses the connection finds out which one is missing: each remaining rank leaves a mark in the store, and
-checks whose mark is absent.
-"""
+"""Several ranks: how they connect, exchange objects and sums, and notice one that is lost. A rank that loses the
+connection finds out which one is missing: each remaining rank leaves a mark in the store, and checks whose mark is
+absent."""
 
 from __future__ import annotations
 
@@ -174,17 +172,8 @@ class RankGroup(Ranks):
                 torch.cuda.synchronize(tensor.device)
         self.seconds += time.perf_counter() - begun
 
-    def exchange(self, value: T, failed: Exception | None = None) -> list[T]:
-        """See ``Ranks.exchange``. The rank that failed keeps its own error."""
-        every = self.gather((value, None if failed is None else said(failed)))
-        for rank, (_, reason) in enumerate(every):
-            if reason is not None:
-                message, hint = reason
-                self._agreed = failed or EmailRLError(f"Rank {rank}: {message}", hint)
-                raise self._agreed
-        return [each for each, _ in every]
-
     def agree(self, work: Callable[[], T]) -> T:
+        """See ``Ranks.agree``. The rank that failed keeps its own error."""
         failed: Exception | None = None
         try:
             result = work()
@@ -192,7 +181,10 @@ class RankGroup(Ranks):
             raise
         except Exception as error:
             failed = error
-        self.exchange(None, failed)
+        for rank, reason in enumerate(self.gather(None if failed is None else said(failed))):
+            if reason is not None:
+                self._agreed = failed or EmailRLError(f"Rank {rank}: {reason[0]}", reason[1])
+                raise self._agreed
         return result
 
     def apart(self, work: Callable[[Activity], T]) -> T:
@@ -326,12 +318,10 @@ def _end_missing(ranks: list[int]) -> None:
 
 @contextmanager
 def joined(training: TrainingSettings, place: Place | None = None, *, device: str = "auto") -> Iterator[Ranks]:
-    """Connect to the other ranks, if torchrun started any, and disconnect at the end; a single process is `ALONE`.
-
-    Each rank takes the GPU of its local rank, unless ``device`` is cpu. Raises UsageError if a host has fewer GPUs than
+    """Connect to the other ranks, if torchrun started any, and disconnect at the end; a single process is `ALONE`. Each
+    rank takes the GPU of its local rank, unless ``device`` is cpu. Raises UsageError if a host has fewer GPUs than
     ranks, EmailRLError if the ranks do not connect within RANK_START_TIMEOUT. On rank 0 the loss of another rank
-    interrupts the block, which then raises LostRank, also at its end.
-    """
+    interrupts the block, which then raises LostRank, also at its end."""
     place = place or Place.here()
     if place.world == 1:
         yield ALONE

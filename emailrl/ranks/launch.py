@@ -149,9 +149,8 @@ def restarts() -> int:
 
 def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None]) -> int:
     """Run ``emailrl`` with these arguments on all ranks of this host; returns the exit code once they have ended.
-
-    ``say`` hears what the first rank could not report. Raises EmailRLError if a signal killed it or hosts do not meet.
-    """
+    ``say`` hears what the first rank could not report. Raises EmailRLError if a signal killed it or hosts do not
+    meet."""
     # torch reads it when it is imported. Every failed try to connect is a warning, the last an error with a trace.
     level = os.environ.get("TORCH_CPP_LOG_LEVEL")
     os.environ["TORCH_CPP_LOG_LEVEL"] = level or "FATAL"

@@ -1,9 +1,7 @@
-"""Heartbeat between rank 0 and the other ranks while rank 0, or every rank, runs rollouts.
-
-A rollout may take seconds or hours. Meanwhile all ranks run a tiny all-reduce every second. It carries rank 0's call
-(keep waiting, work, end), whether a rank was asked to stop, whether one is busy, and whether the work of one has failed
-or makes no progress; then rank 0 gathers the reasons. If a rank ends or hangs, it fails within the timeout.
-"""
+"""Heartbeat between rank 0 and the other ranks while rank 0, or every rank, runs rollouts. A rollout may take seconds
+or hours. Meanwhile all ranks run a tiny all-reduce every second. It carries rank 0's call (keep waiting, work, end),
+whether a rank was asked to stop, whether one is busy, and whether the work of one has failed or makes no progress; then
+rank 0 gathers the reasons. If a rank ends or hangs, it fails within the timeout."""
 
 from __future__ import annotations
 
@@ -57,12 +55,10 @@ class Pulse:
 
     def begin(self, stop: Callable[[], None], activity: Activity) -> None:
         """Pulse from a thread while this rank works, as described by ``activity``: until the next ``call`` of rank 0,
-        or until ``end`` on a busy rank.
-
-        ``stop`` is called on the thread. On rank 0: if a rank is lost, was asked to stop or failed in its own work, or
-        if the launcher has ended. On another: if rank 0 ends the run or is lost. If the work still runs seconds after a
-        loss or failure, maybe in native code, where no signal interrupts it, the process exits.
-        """
+        or until ``end`` on a busy rank. ``stop`` is called on the thread. On rank 0: if a rank is lost, was asked to
+        stop or failed in its own work, or if the launcher has ended. On another: if rank 0 ends the run or is lost. If
+        the work still runs seconds after a loss or failure, maybe in native code, where no signal interrupts it, the
+        process exits."""
         self._call = self.heard = Call.WAIT
         self._interval = self._longest
         self._activity, self._own, self._told, self.failure = activity, None, False, None

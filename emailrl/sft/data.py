@@ -1,7 +1,5 @@
 """What sft trains on: the best trajectory per question, experts on questions or demo worlds; batches and held-out ones.
-
-Experts on questions play each pass anew, while the previous one is trained on.
-"""
+Experts on questions play each pass anew, while the previous one is trained on."""
 
 from __future__ import annotations
 

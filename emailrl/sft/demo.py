@@ -1,7 +1,6 @@
 """Scripted experts play demo scenarios as a person would, with deliberate mistakes. They teach an untrained policy the
 format of the task (``emailrl sft``), not how to solve it: usually they search poorly (a single keyword) and rarely
-well, so that reinforcement learning has something to find.
-"""
+well, so that reinforcement learning has something to find."""
 
 from __future__ import annotations
 

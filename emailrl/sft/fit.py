@@ -1,14 +1,12 @@
-"""Supervised updates: the trainer's packed batches and log-probabilities with a likelihood loss.
-
-The loss of an update is the mean negative log-likelihood, in nats, of the assistant tokens in its examples, independent
-of the micro-batches. Only these tokens reach the vocabulary projection.
-"""
+"""Supervised updates: the trainer's packed batches and log-probabilities with a likelihood loss. The loss of an update
+is the mean negative log-likelihood, in nats, of the assistant tokens in its examples, independent of the micro-batches.
+Only these tokens reach the vocabulary projection."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -115,7 +113,7 @@ class Fitter:
         total, model = _num_spoken(examples), self.policy.model
         batches = micro_batches([self._sample(example) for example in examples], self.forward.layout())
 
-        def attempt(each: Iterator[MicroBatch]) -> float:
+        def attempt(each: Iterable[MicroBatch]) -> float:
             for parameter in (*self.weights, *self.masters):
                 parameter.grad = None  # an interrupted backward pass leaves partial gradients
             return sum(work(batch, _spoken(batch, examples), total) for batch in each)
@@ -123,7 +121,7 @@ class Fitter:
         is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
         if is_open and not model.is_gradient_checkpointing:
             with suppress(torch.OutOfMemoryError):
-                return attempt(iter(batches))
+                return attempt(batches)
             torch.cuda.empty_cache()
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return self.forward.fitting(batches, attempt)[1]

@@ -1,8 +1,5 @@
-"""Supervised fine-tuning: the loop, and the run that it works on.
-
-The examples of each step depend only on the seed and the step, so that a resumed run equals an uninterrupted one, bit
-for bit on a CPU.
-"""
+"""Supervised fine-tuning: the loop, and the run that it works on. The examples of each step depend only on the seed and
+the step, so that a resumed run equals an uninterrupted one, bit for bit on a CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Experts that search by the question, the prompt and the tool results alone, read until an email matches, and cite it.
-
-The last search of a plan is good; earlier ones may be poor, as people's are.
-"""
+The last search of a plan is good; earlier ones may be poor, as people's are."""
 
 from __future__ import annotations
 

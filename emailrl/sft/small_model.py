@@ -1,9 +1,7 @@
-"""A policy small enough for a laptop: Qwen3 architecture, its own tokenizer and the chat template of ``nano``.
-
-The tokenizer is a byte-level BPE with single digits. Two choices keep trajectories short and copying easy: the fixed
+"""A policy small enough for a laptop: Qwen3 architecture, its own tokenizer and the chat template of ``nano``. The
+tokenizer is a byte-level BPE with single digits. Two choices keep trajectories short and copying easy: the fixed
 phrases of prompt, tool calls and tool results are one token each, and a capitalised word never swallows the space
-before it, so that a name has the same ids wherever it stands.
-"""
+before it, so that a name has the same ids wherever it stands."""
 
 from __future__ import annotations
 

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from emailrl.model.load import enough_memory
 from emailrl.model.lora import checksum
-from emailrl.ranks import ALONE, LostRank, Ranks
+from emailrl.ranks import ALONE, Ranks
 from emailrl.training.batch import Share
 
 T = TypeVar("T")
-N = TypeVar("N")
 
 
 class Across:
@@ -42,31 +41,22 @@ class Across:
         """The values of all ranks, which must not be on a GPU."""
         return self._ranks.gather(value)
 
-    def totals(self, work: Callable[[], tuple[T, N]]) -> tuple[T, list[N]]:
-        """Do ``work`` on every rank; return the first of its results here, and the second from each rank.
-
-        An error on one rank is raised on all, but with a sharded base, where the others wait in the middle of theirs.
-        """
-        try:
-            own, result = work()
-        except Exception as error:
-            if self._sharded or isinstance(error, LostRank):
-                raise
-            self._ranks.exchange(None, error)
-            raise
-        return own, self._ranks.exchange(result)
+    def agree(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on every rank; return its result here. An error on one rank is raised on all, but with a sharded
+        base, where the others wait in the middle of theirs."""
+        return work() if self._sharded else self._ranks.agree(work)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum the parameters' gradients over the ranks, as one flat float32 tensor; a missing one counts as 0."""
         if self.world == 1 or not parameters:
             return
 
-        def flatten() -> tuple[Tensor, None]:
-            with enough_memory("summing gradients"):
-                grads = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
-                return torch.cat([grad.flatten().float() for grad in grads]), None
+        @enough_memory("summing gradients")
+        def flatten() -> Tensor:
+            grads = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+            return torch.cat([grad.flatten().float() for grad in grads])
 
-        flat, _ = self.totals(flatten)
+        flat = self.agree(flatten)
         self._ranks.all_reduce(flat)
         parts = flat.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):

@@ -1,9 +1,7 @@
-"""Advantage estimators: pure functions on tensors.
-
-Group estimators compare the rewards ``(num_groups, group_size)`` of the rollouts of each question and return the same
-shape; ``gae`` and ``whiten`` work on tokens ``(B, T)``. Masks may be bool, int or float; arithmetic is in float32, or
-float64 when given float64; values outside the mask are never read, and are 0 in every result.
-"""
+"""Advantage estimators: pure functions on tensors. Group estimators compare the rewards ``(num_groups, group_size)`` of
+the rollouts of each question and return the same shape; ``gae`` and ``whiten`` work on tokens ``(B, T)``. Masks may be
+bool, int or float; arithmetic is in float32, or float64 when given float64; values outside the mask are never read, and
+are 0 in every result."""
 
 from __future__ import annotations
 
@@ -16,10 +14,8 @@ from emailrl.training.losses import masked
 
 
 def group_norm(rewards: Tensor, eps: float = 1e-4) -> Tensor:
-    """Center each group and divide by its sample standard deviation (n - 1) plus ``eps``.
-
-    GRPO, arXiv 2402.03300 section 4.1. The paper does not specify which; verl and OpenRLHF use this one.
-    """
+    """Center each group and divide by its sample standard deviation (n - 1) plus ``eps``. GRPO, arXiv 2402.03300
+    section 4.1. The paper does not specify which; verl and OpenRLHF use this one."""
     centred = _centred(rewards)
     return centred / (centred.square().sum(1, keepdim=True) / (rewards.shape[1] - 1)).sqrt().add(eps)
 
@@ -52,12 +48,10 @@ ESTIMATORS = {estimator.__name__: estimator for estimator in _BY_GROUP}
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (arXiv 1506.02438) from each trainable token to the next.
-
-    ``rewards``, ``values``, ``mask`` are ``(B, T)``; returns ``(advantages, returns)`` of that shape. The value after a
-    row's last trainable token is 0. Observation tokens are not time steps: their values and rewards are ignored, and a
-    tool result adds no discount (as in verl; OpenRLHF counts them as steps).
-    """
+    """Generalized advantage estimation (arXiv 1506.02438) from each trainable token to the next. ``rewards``,
+    ``values``, ``mask`` are ``(B, T)``; returns ``(advantages, returns)`` of that shape. The value after a row's last
+    trainable token is 0. Observation tokens are not time steps: their values and rewards are ignored, and a tool result
+    adds no discount (as in verl; OpenRLHF counts them as steps)."""
     trainable = mask.bool()
     rewards, values = masked(rewards, trainable), masked(values, trainable)
     next_value = next_advantage = values.new_zeros(len(values))
@@ -74,9 +68,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 
 def whiten(advantages: Tensor, mask: Tensor, *, over: Tensor | None = None) -> Tensor:
     """Shift and scale ``(B, T)`` to mean 0 and variance 1 over the mask: (A - mean) * rsqrt(max(biased var, 1e-8)).
-
-    ``over`` ``(P,)`` are the advantages to take mean and variance from (a superset of these); None: those in the mask.
-    """
+    ``over`` ``(P,)`` are the advantages to take mean and variance from (a superset of these); None: those in the
+    mask."""
     trainable = mask.bool()
     advantages = masked(advantages, trainable)
     whole = advantages if over is None else over
@@ -88,11 +81,9 @@ def whiten(advantages: Tensor, mask: Tensor, *, over: Tensor | None = None) -> T
 
 
 def rewards_to_go(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
-    """Return at each trainable token: G_t = r_t + gamma * G_t', where t' is the next trainable token.
-
-    ``rewards`` and ``mask`` are ``(B, T)``, as is the result. REINFORCE++ (arXiv 2501.03262): r_t is -coef * kl_t, plus
-    the trajectory's reward at its last trainable token.
-    """
+    """Return at each trainable token: G_t = r_t + gamma * G_t', where t' is the next trainable token. ``rewards`` and
+    ``mask`` are ``(B, T)``, as is the result. REINFORCE++ (arXiv 2501.03262): r_t is -coef * kl_t, plus the
+    trajectory's reward at its last trainable token."""
     trainable = mask.bool()
     rewards = masked(rewards, trainable)
     if gamma == 1:

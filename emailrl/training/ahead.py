@@ -1,7 +1,5 @@
-"""Asynchronous rollouts: later steps are sampled in threads while a step is trained.
-
-A resumed run samples the steps that were not trained again, from the versions of the policy that it keeps for that.
-"""
+"""Asynchronous rollouts: later steps are sampled in threads while a step is trained. A resumed run samples the steps
+that were not trained again, from the versions of the policy that it keeps for that."""
 
 from __future__ import annotations
 
@@ -62,10 +60,8 @@ class Ahead:
         self._begun, self._clock = self.state.step, Clock()
 
     def take(self) -> Result:
-        """Return the next step's rollouts once finished, and start those allowed to run meanwhile.
-
-        Raises what ended them or the loading of a version early, and EmailRLError if an environment hangs.
-        """
+        """Return the next step's rollouts once finished, and start those allowed to run meanwhile. Raises what ended
+        them or the loading of a version early, and EmailRLError if an environment hangs."""
         step, self._clock = self.state.step + 1, Clock()
         for done in [number for number in self._batches if number < step]:
             self._batches.pop(done).engine.close()

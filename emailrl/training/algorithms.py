@@ -1,8 +1,6 @@
-"""Modes and algorithms as data, the algorithm that the settings make of them, and the passes and steps of a run.
-
-The loop and the update read fields, never a name; a new algorithm is a new row of ``ALGORITHMS``. ``emailrl plan``
-shares this file, so it imports no torch.
-"""
+"""Modes and algorithms as data, the algorithm that the settings make of them, and the passes and steps of a run. The
+loop and the update read fields, never a name; a new algorithm is a new row of ``ALGORITHMS``. ``emailrl plan`` shares
+this file, so it imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from emailrl.settings.names import leaves, nearest
 from emailrl.settings.needs import errors, notes
 
 if TYPE_CHECKING:
-    from emailrl.agent.runner import Environment
+    from emailrl.agent.play import Environment
     from emailrl.mail import Mailbox
     from emailrl.records.trajectory import Scenario
 
@@ -106,9 +104,7 @@ OVERRIDES: Final = {name: name for name in SAME_NAME} | {
 
 def resolve(settings: Settings) -> Algorithm:
     """Return the algorithm named by ``settings.training.algorithm``, with the overrides of ``settings.algorithm``.
-
-    Raises UsageError for an unknown name, for conflicting settings, and for one that another disables.
-    """
+    Raises UsageError for an unknown name, for conflicting settings, and for one that another disables."""
     algorithm, now = in_force(settings)
     for reason, remedy in errors(now):
         raise UsageError(reason, remedy)
@@ -121,10 +117,8 @@ def advice(settings: Settings) -> list[str]:
 
 
 def in_force(settings: Settings) -> tuple[Algorithm, SimpleNamespace]:
-    """The algorithm, unchecked, and every setting by name, for `settings.needs`.
-
-    The names have the algorithm's values where they are not set; ``given`` has those that are.
-    """
+    """The algorithm, unchecked, and every setting by name, for `settings.needs`. The names have the algorithm's values
+    where they are not set; ``given`` has those that are."""
     name = settings.training.algorithm
     if name not in ALGORITHMS:
         near = nearest(name, ALGORITHMS)
@@ -166,9 +160,7 @@ def default_low(correction: str) -> float:
 
 def needs_old_logprobs(algorithm: Algorithm, *, kl_coef: float, updates: int) -> bool:
     """Whether the policy scores the samples beforehand; otherwise the only update's own pass gives the same numbers.
-
-    ``updates`` is the number per step. Advantages need a critic's values and a KL in the reward beforehand.
-    """
+    ``updates`` is the number per step. Advantages need a critic's values and a KL in the reward beforehand."""
     return algorithm.has_critic or (algorithm.kl_in == "reward" and kl_coef > 0) or updates > 1
 
 
@@ -189,9 +181,7 @@ def count_steps(num_questions: int, per_step: int, max_steps: int, epochs: int |
 
 def learning_rate(step: int, training: TrainingSettings, total_steps: int) -> float:
     """Learning rate of all updates of step ``step`` (from 1): linear warm-up, then constant, linear or cosine decay.
-
-    Step ``total_steps`` is the last above ``min_lr_ratio`` of the full rate.
-    """
+    Step ``total_steps`` is the last above ``min_lr_ratio`` of the full rate."""
     warmup = training.warmup_steps
     if training.warmup_ratio is not None:
         warmup = math.ceil(training.warmup_ratio * total_steps)

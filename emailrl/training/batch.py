@@ -1,8 +1,6 @@
 """From kept trajectories to tensors: samples, shares of the ranks, micro-batches under a token cap, their advantages.
-
 Samples are dealt so that each rank computes about as many tokens in every mini-batch, as all wait for the slowest; a
-prefix that several of a rank's samples share counts once. They are padded here and packed only in the forward pass.
-"""
+prefix that several of a rank's samples share counts once. They are padded here and packed only in the forward pass."""
 
 from __future__ import annotations
 
@@ -49,14 +47,12 @@ class TrainingSample:
 def make_samples(
     groups: Sequence[TrajectoryGroup], loss_mask: LossMask, *, mask_truncated: bool = False
 ) -> tuple[list[TrainingSample], dict[str, int]]:
-    """Turn kept groups into samples; a trajectory whose chat template rewrote earlier turns gives several.
-
-    Each sample ends at its last trained token: under causal attention later tokens change nothing. With
-    ``mask_truncated``, a trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counts in its
-    group's statistics, but in no denominator. Returns the samples and the numbers left out:
-    ``trajectories_truncated`` and ``samples_nothing_trainable``.
-    Raises EmailRLError for a trajectory without sampled ids or log-probabilities: it cannot be trained.
-    """
+    """Turn kept groups into samples; a trajectory whose chat template rewrote earlier turns gives several. Each sample
+    ends at its last trained token: under causal attention later tokens change nothing. With ``mask_truncated``, a
+    trajectory cut off at the token limit gives none (DAPO's overlong filtering): it counts in its group's statistics,
+    but in no denominator. Returns the samples and the numbers left out: ``trajectories_truncated`` and
+    ``samples_nothing_trainable``. Raises EmailRLError for a trajectory without sampled ids or log-probabilities: it
+    cannot be trained."""
     samples: list[TrainingSample] = []
     counts = Counter(trajectories_truncated=0, samples_nothing_trainable=0)
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
@@ -105,9 +101,7 @@ def _problem(trajectory: Trajectory) -> str | None:
 
 def mini_batches(samples: Sequence[TrainingSample], num: int, *, seed: str) -> Iterator[list[int]]:
     """Split a step's samples into ``num`` lists of indices of nearly equal size, by trajectory, shuffled with ``seed``.
-
-    Fewer trajectories than ``num`` give fewer lists, never an empty one.
-    """
+    Fewer trajectories than ``num`` give fewer lists, never an empty one."""
     ids = sorted({sample.trajectory_id for sample in samples})
     random.Random(seed).shuffle(ids)
     num = min(num, len(ids))
@@ -157,10 +151,8 @@ def deal(
     samples: Sequence[TrainingSample], chosen: Sequence[int], num_ranks: int, *, share_prefixes: bool
 ) -> list[list[int]]:
     """Split the samples at ``chosen`` into one index list per rank; trajectories stay whole, groups if it pays off.
-
     Longest first, each piece goes to the rank with the fewest tokens including it (Graham's LPT rule), once by
-    trajectory and once by group. The split with the smaller maximum wins; ties go to the smaller total.
-    """
+    trajectory and once by group. The split with the smaller maximum wins; ties go to the smaller total."""
 
     def cost(rows: Sequence[int]) -> int:
         """Tokens of these samples, those of a common prefix once."""
@@ -190,10 +182,8 @@ def deal(
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples padded on the right to one length, and what is fixed before a step's first update.
-
-    Tensors are ``(B, T)``, but ``share`` and ``shared`` ``(B,)``.
-    """
+    """Samples padded on the right to one length, and what is fixed before a step's first update. Tensors are ``(B,
+    T)``, but ``share`` and ``shared`` ``(B,)``."""
 
     token_ids: Tensor
     loss_mask: Tensor  # bool
@@ -216,20 +206,19 @@ class MicroBatch:
 
     def halves(self) -> list[MicroBatch]:
         """Two micro-batches of half the rows, each as wide as its longest row."""
-        middle = (len(self.indices) + 1) // 2
-        return [self._rows(slice(0, middle)), self._rows(slice(middle, None))]
-
-    def _rows(self, rows: slice) -> MicroBatch:
+        middle, made = (len(self.indices) + 1) // 2, []
         # A row ends at its last trained token, so the mask gives its length.
         steps = torch.arange(1, self.loss_mask.shape[1] + 1, device=self.loss_mask.device)
-        lengths = (self.loss_mask[rows] * steps).amax(dim=1)
-        width = int(lengths.max())
-        cut = {name: value[rows, :width] if value.ndim == 2 else value[rows] for name, value in self.tensors().items()}
-        cut["shared"] = cut["shared"].clone()
-        cut["shared"][:1] = 0  # the row before the first is not in this batch
-        num_tokens = int(lengths.sum() - cut["shared"].sum())
-        ids, names = self.indices[rows], self.trajectory_ids[rows]
-        return replace(self, **cut, indices=ids, trajectory_ids=names, num_tokens=num_tokens)
+        lengths = (self.loss_mask * steps).amax(dim=1)
+        for rows in (slice(0, middle), slice(middle, None)):
+            width = int(lengths[rows].max())
+            cut = {name: each[rows, :width] if each.ndim == 2 else each[rows] for name, each in self.tensors().items()}
+            cut["shared"] = cut["shared"].clone()
+            cut["shared"][:1] = 0  # the row before the first is not in this batch
+            ids, names, num_tokens = self.indices[rows], self.trajectory_ids[rows], lengths[rows].sum()
+            num_tokens = int(num_tokens - cut["shared"].sum())
+            made.append(replace(self, **cut, indices=ids, trajectory_ids=names, num_tokens=num_tokens))
+        return made
 
     def tensors(self) -> dict[str, Any]:
         """Those of its fields that are tensors, by name."""
@@ -266,21 +255,17 @@ def micro_batches(
         batch = [samples[i] for i in indices]
         all_ids = [sample.token_ids for sample in batch]
         shared = shared_with_last(all_ids) if layout.share_prefixes else [0] * len(batch)
-        shape = len(batch), max(map(len, all_ids))
-        token_ids = torch.full(shape, layout.pad_id, dtype=torch.long)
-        loss_mask = torch.zeros(shape, dtype=torch.bool)
-        sampler_logprobs = torch.full(shape, torch.nan)
-        for row, sample in enumerate(batch):
-            length = len(sample.token_ids)
-            token_ids[row, :length] = torch.tensor(sample.token_ids)
-            loss_mask[row, :length] = torch.tensor(sample.loss_mask, dtype=torch.bool)
-            known = [torch.nan if logprob is None else logprob for logprob in sample.sampler_logprobs]
-            sampler_logprobs[row, :length] = torch.tensor(known)
-        share = torch.tensor([sample.num_trainable / trainable[sample.trajectory_id] for sample in batch])
-        tensors = token_ids, loss_mask, sampler_logprobs, share, torch.tensor(shared)
-        token_ids, loss_mask, sampler_logprobs, share, same = (tensor.to(layout.device) for tensor in tensors)
+        masks = [sample.loss_mask for sample in batch]
+        known = [[torch.nan if value is None else value for value in sample.sampler_logprobs] for sample in batch]
+        columns = (all_ids, torch.long, layout.pad_id), (masks, torch.bool, 0), (known, torch.float32, torch.nan)
+        tensors = [
+            pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True, padding_value=fill)
+            for rows, dtype, fill in columns
+        ]
+        tensors.append(torch.tensor([one.num_trainable / trainable[one.trajectory_id] for one in batch]))
+        ids, mask, logprobs, share, same = (each.to(layout.device) for each in (*tensors, torch.tensor(shared)))
         names, num_tokens = tuple(sample.trajectory_id for sample in batch), sum(map(len, all_ids)) - sum(shared)
-        return MicroBatch(token_ids, loss_mask, sampler_logprobs, share, same, tuple(indices), names, num_tokens)
+        return MicroBatch(ids, mask, logprobs, share, same, tuple(indices), names, num_tokens)
 
     return [padded([chosen[place] for place in part]) for part in parts]
 
@@ -302,11 +287,9 @@ def shared_with_last(rows: Sequence[Row]) -> list[int]:
 
 def split(rows: Sequence[Row], layout: Layout) -> list[list[int]]:
     """Split ``rows`` into the fewest batches under the layout's caps, then the fewest tokens, then even ones; by index.
-
     A batch holds neighbors. Longest first, little is padded. Sorted by tokens, rows are in the order of a walk through
     their prefix tree (a trie): whatever a row shares with any earlier one, it shares with the previous one. A row over
-    the cap gets its own batch.
-    """
+    the cap gets its own batch."""
     sharing = layout.share_prefixes
     order = sorted(range(len(rows)), key=lambda i: (rows[i] if sharing else (), -len(rows[i])))
     lengths = [len(rows[i]) for i in order]
@@ -332,10 +315,8 @@ def split(rows: Sequence[Row], layout: Layout) -> list[list[int]]:
 def save_batches(
     folder: Path, name: str, batches: Sequence[MicroBatch], step: int, broken: Mapping[str, float]
 ) -> None:
-    """Write an update that was skipped to ``NAME.safetensors``, then ``NAME.json``, in ``folder``.
-
-    Tensors are named ``<micro-batch>.<field>``, as in ``MicroBatch``; the JSON says what is not finite and whose rows.
-    """
+    """Write an update that was skipped to ``NAME.safetensors``, then ``NAME.json``, in ``folder``. Tensors are named
+    ``<micro-batch>.<field>``, as in ``MicroBatch``; the JSON says what is not finite and whose rows."""
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / f".{name}.safetensors"
     parts = [(f"{n}.{name}", value) for n, batch in enumerate(batches) for name, value in batch.tensors().items()]
@@ -348,11 +329,9 @@ def save_batches(
 
 
 def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
-    """The reward of each trajectory at its last trainable token, by id; groups may differ in size.
-
-    This is the output of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if
-    a reward is not finite, ValueError for a group too small to compare.
-    """
+    """The reward of each trajectory at its last trainable token, by id; groups may differ in size. This is the output
+    of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if a reward is not
+    finite, ValueError for a group too small to compare."""
     estimator = ESTIMATORS["reinforce" if algorithm.has_critic else algorithm.advantage]
     paid: dict[str, float] = {}
     for group in groups:
@@ -374,13 +353,11 @@ def shape_advantages(
     kl_coef: float,
     gather: Callable[[Tensor], list[Tensor]] = lambda value: [value],
 ) -> tuple[list[MicroBatch], dict[str, float]]:
-    """A step's micro-batches with ``advantages``, and with a critic ``returns``; and the critic's metrics.
-
-    A trajectory that its chat template split into several samples is one row here, its trained tokens in sampling
-    order: reward and value flow back from the last sample to the first (docs/decisions/0003). ``batches`` hold each of
-    the rank's samples once; ``gather`` returns a tensor of each rank, for whitening and metrics. ``paid``, the reward
-    of each trajectory by id, is clipped to [REWARD_CLIP_LOW, REWARD_CLIP_HIGH].
-    """
+    """A step's micro-batches with ``advantages``, and with a critic ``returns``; and the critic's metrics. A trajectory
+    that its chat template split into several samples is one row here, its trained tokens in sampling order: reward and
+    value flow back from the last sample to the first (docs/decisions/0003). ``batches`` hold each of the rank's samples
+    once; ``gather`` returns a tensor of each rank, for whitening and metrics. ``paid``, the reward of each trajectory
+    by id, is clipped to [REWARD_CLIP_LOW, REWARD_CLIP_HIGH]."""
     rows = _Trajectories(batches)
     low = -math.inf if wanted.reward_clip_low is None else wanted.reward_clip_low
     high = math.inf if wanted.reward_clip_high is None else wanted.reward_clip_high

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -46,17 +46,16 @@ class Forward:
         return self._score(batch, head, entropy=True, entropy_grad=entropy_grad)
 
     def fitting(
-        self, batches: list[MicroBatch], attempt: Callable[[Iterator[MicroBatch]], T]
+        self, batches: list[MicroBatch], attempt: Callable[[Iterable[MicroBatch]], T]
     ) -> tuple[list[MicroBatch], T, int]:
-        """``attempt`` all micro-batches, again from the start with smaller ones whenever memory runs out.
-
-        Returns those that fit, the result, and how often memory ran out.
-        """
-        halved, tried = 0, batches[:0]
+        """``attempt`` all micro-batches, again from the start with smaller ones whenever memory runs out. Returns those
+        that fit, the result, and how often memory ran out. Then those as large as the one that did not fit are
+        halved."""
+        halved, last = 0, batches[:0]
 
         def each() -> Iterator[MicroBatch]:
             for batch in batches:
-                tried[:] = [batch]
+                last[:] = [batch]
                 yield batch
 
         while True:
@@ -64,9 +63,10 @@ class Forward:
                 return batches, attempt(each()), halved
             except torch.OutOfMemoryError:
                 pass  # handled below, where the traceback holds no tensors any more
-            self.ran_out(tried[0])
-            halved += 1
-            batches = self.smaller(batches, tried[0])
+            self.ran_out(last[0])
+            halved, limit = halved + 1, self.size(last[0])
+            parts = (b.halves() if self.size(b) >= limit and len(b.indices) > 1 else [b] for b in batches)
+            batches = [part for whole in parts for part in whole]
 
     def blank(self) -> MicroBatch:
         """A micro-batch that adds nothing: with a sharded base every rank takes part in every pass."""
@@ -97,14 +97,6 @@ class Forward:
         # With shared prefixes a half is more than half: a lower cap would split batches that fit.
         halves = max(map(self.size, batch.halves()))
         self.max_tokens = min(self.max_tokens, halves, self.size(batch) - 1)
-
-    def smaller(self, batches: Sequence[MicroBatch], failed: MicroBatch) -> list[MicroBatch]:
-        """The micro-batches, halved where they are as large as the one that did not fit."""
-        limit = self.size(failed)
-        whole = (
-            [batch] if self.size(batch) < limit or len(batch.indices) == 1 else batch.halves() for batch in batches
-        )
-        return [part for parts in whole for part in parts]
 
     @torch.no_grad()
     def score(self, batch: MicroBatch, *, old: bool = True, reference: bool = False) -> MicroBatch:

@@ -17,13 +17,11 @@ ESTIMATES: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
 
 
 def estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
-    """Estimate KL(policy || reference) at each sampled token from d = ``logprobs - ref_logprobs``.
-
-    k1 = d, k2 = d²/2, k3 = e^-d - 1 + d (Schulman, http://joschu.net/blog/kl-approx.html), each clamped to ±10. Beyond
-    the clamp the gradient is the one at the clamp, not 0: a token far from the reference is still pulled back, with
-    bounded force. Same shape as the inputs, float32 (float64 given float64); no gradient reaches the reference.
-    Raises ValueError for an unknown estimator.
-    """
+    """Estimate KL(policy || reference) at each sampled token from d = ``logprobs - ref_logprobs``. k1 = d, k2 = d²/2,
+    k3 = e^-d - 1 + d (Schulman, http://joschu.net/blog/kl-approx.html), each clamped to ±10. Beyond the clamp the
+    gradient is the one at the clamp, not 0: a token far from the reference is still pulled back, with bounded force.
+    Same shape as the inputs, float32 (float64 given float64); no gradient reaches the reference. Raises ValueError for
+    an unknown estimator."""
     if estimator not in ESTIMATES:
         raise ValueError(f"unknown KL estimator {estimator!r}: k1, k2 or k3")
     formula, low, high = ESTIMATES[estimator]
@@ -36,10 +34,8 @@ def estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
 
 @dataclass
 class AdaptiveKL:
-    """The KL weight, adapted to keep the measured KL near ``target`` (Ziegler et al., arXiv 1909.08593).
-
-    ``target`` None keeps ``coef`` fixed; ``horizon`` is in trajectories. Raises ValueError unless both are above 0.
-    """
+    """The KL weight, adapted to keep the measured KL near ``target`` (Ziegler et al., arXiv 1909.08593). ``target``
+    None keeps ``coef`` fixed; ``horizon`` is in trajectories. Raises ValueError unless both are above 0."""
 
     coef: float
     target: float | None = None

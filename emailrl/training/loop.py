@@ -1,8 +1,6 @@
-"""The training loop, the same for every mode and algorithm: both are data.
-
-A step's line in ``metrics.jsonl`` is written after its evaluation, so that one line holds both, and before its
-checkpoint, so that a checkpoint's step is always recorded.
-"""
+"""The training loop, the same for every mode and algorithm: both are data. A step's line in ``metrics.jsonl`` is
+written after its evaluation, so that one line holds both, and before its checkpoint, so that a checkpoint's step is
+always recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from pathlib import Path
 from emailrl.ranks import joined
 from emailrl.runs.log import Clock, Display, Pace, Say, silent
 from emailrl.settings import Settings
-from emailrl.training.assemble import Assembly
+from emailrl.training.assemble import opened
 from emailrl.training.batch import make_samples, terminal_rewards
 from emailrl.training.report import complete, rollout_metrics, step_line, update_metrics
 from emailrl.training.run import NothingLeft, TrainingRun
@@ -38,22 +36,19 @@ def train(
     progress: Say = silent,
     display: Display | None = None,
 ) -> TrainResult:
-    """Train with the given settings and return the outcome.
-
-    ``progress`` gets each line for the console, or ``display``, if given, and what else there is to show of the run.
-
-    ``resume`` is ``auto``, ``latest``, ``best`` or the path of a run or checkpoint; without it a new run takes a free
-    directory, or with ``overwrite`` replaces the first one. Resuming from a checkpoint before the latest needs
-    ``overwrite``, because it removes the run's later work. A KeyboardInterrupt, or any error between two updates,
-    leaves the last complete step saved. Under torchrun, this is rank 0; the other ranks call ``training.team.follow``.
-    Raises UsageError for what the user must change, EmailRLError for a run that cannot continue.
-    """
+    """Train with the given settings and return the outcome. ``progress`` gets each line for the console, or
+    ``display``, if given, and what else there is to show of the run. ``resume`` is ``auto``, ``latest``, ``best`` or
+    the path of a run or checkpoint; without it a new run takes a free directory, or with ``overwrite`` replaces the
+    first one. Resuming from a checkpoint before the latest needs ``overwrite``, because it removes the run's later
+    work. A KeyboardInterrupt, or any error between two updates, leaves the last complete step saved. Under torchrun,
+    this is rank 0; the other ranks call ``training.team.follow``. Raises UsageError for what the user must change,
+    EmailRLError for a run that cannot continue."""
     display = display or Display(progress)
     skipped: list[str] | None = None  # What is left to do once everything is saved; None before that
     try:
         with (
             joined(settings.training, device=settings.model.device) as ranks,
-            Assembly(settings, ranks, display).run(resume=resume, overwrite=overwrite) as run,
+            opened(settings, ranks, display, resume=resume, overwrite=overwrite) as run,
             run.interrupts.installed(),
         ):
             ranks.stop_with(run.interrupts.request)

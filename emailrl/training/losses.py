@@ -1,10 +1,8 @@
 """The policy and value losses: pure functions on ``(B, T)`` tensors, each a scalar to minimize plus metrics.
-
 ``logprobs[b, t]`` belongs to ``token_ids[b, t]``: natural logarithm, after temperature, before top-p / top-k. Masks may
 be bool, int or float; arithmetic is in float32, or float64 when given float64. Values outside the mask, even NaN and
 infinity, affect neither the loss nor its gradient, and targets are detached here. A ``denominator`` replaces the local
-count with the update's global one, so that the losses of micro-batches, or of ranks, add up to the total loss.
-"""
+count with the update's global one, so that the losses of micro-batches, or of ranks, add up to the total loss."""
 
 from __future__ import annotations
 
@@ -79,16 +77,12 @@ def importance_weights(
     low: float | None = None,
     high: float = 5.0,
 ) -> Tensor:
-    """Weight tokens ``(B, T)`` by w = exp(old - sampler), for a sampler that differs from the policy; detached.
-
-    ``tis`` clamps w to [low, high]; ``icepop`` zeroes w outside it; ``sequence_mask`` keeps a row's w unclamped iff the
-    row's geometric mean exp(mean log w) lies inside, else zeroes the row. ``low`` None is ``default_low(kind)``. These
-    are OpenRLHF's corrections, save that its ``tis`` raises weights to 0.5. A token that was not sampled (NaN, as for
-    tool results) has weight 1 and is excluded from means, but is zeroed with its row.
-    """
-    trainable = _trainable(loss_mask, old_logprobs, sampler_logprobs)
-    gap = log_weights(old_logprobs, sampler_logprobs, loss_mask)
-    return _bounded(gap, trainable & ~sampler_logprobs.isnan(), trainable, kind, low, high)
+    """Weight tokens ``(B, T)`` by w = exp(old - sampler), for a sampler that differs from the policy; detached. ``tis``
+    clamps w to [low, high]; ``icepop`` zeroes w outside it; ``sequence_mask`` keeps a row's w unclamped iff the row's
+    geometric mean exp(mean log w) lies inside, else zeroes the row. ``low`` None is ``default_low(kind)``. These are
+    OpenRLHF's corrections, save that its ``tis`` raises weights to 0.5. A token that was not sampled (NaN, as for tool
+    results) has weight 1 and is excluded from means, but is zeroed with its row."""
+    return correction_weights(old_logprobs, sampler_logprobs, loss_mask, kind=kind, low=low, high=high)[0]
 
 
 def log_weights(old_logprobs: Tensor, sampler_logprobs: Tensor, loss_mask: Tensor) -> Tensor:
@@ -109,11 +103,9 @@ def correction_weights(
     ratio_level: RatioLevel = "token",
 ) -> tuple[Tensor, dict[str, float]]:
     """Weight tokens as ``importance_weights`` does, at the level of the policy's ratio, and return metrics.
-
     ``ratio_level="sequence"`` (GSPO) gives all tokens of a row the geometric mean of the row's weights, bounded as one.
     Metrics, over sampled tokens: ``correction_mean`` of the weights, ``correction_min`` and ``correction_max`` of those
-    before the bounds, ``correction_cut_fraction``, the share that the bounds changed.
-    """
+    before the bounds, ``correction_cut_fraction``, the share that the bounds changed."""
     trainable = loss_mask.bool()
     sampled = trainable & ~sampler_logprobs.isnan()
     gap = log_weights(old_logprobs, sampler_logprobs, loss_mask)
@@ -121,8 +113,19 @@ def correction_weights(
         gap, sampled = masked(_row_mean(gap, sampled).expand_as(gap), trainable), trainable
     elif ratio_level != "token":
         raise ValueError(f"unknown ratio_level {ratio_level!r}: token or sequence")
-    weights = _bounded(gap, sampled, trainable, kind, low, high)
-    free, bounded = gap[sampled].exp(), weights[sampled]
+    low, weights = default_low(kind) if low is None else low, gap.exp()
+    free = weights[sampled]
+    if kind == "tis":
+        weights = torch.where(sampled, weights.clamp(low, high), weights)
+    elif kind == "icepop":
+        weights = masked(weights, ((low <= weights) & (weights <= high)) | ~sampled)
+    elif kind == "sequence_mask":
+        mean = _row_mean(gap, sampled).exp()
+        weights = masked(weights, (low <= mean) & (mean <= high))
+    else:
+        raise ValueError(f"unknown importance correction {kind!r}: tis, icepop or sequence_mask")
+    weights = masked(weights, trainable)
+    bounded = weights[sampled]
     if not len(free):
         return weights, {}
     stats = [bounded.mean(), free.min(), free.max(), (free != bounded).to(free.dtype).mean()]
@@ -139,10 +142,8 @@ def value_loss(
     clip: float | None = None,
     denominator: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Half the critic's squared error, averaged over tokens: ½ max((V - R)², (clip(V, V_old ± clip) - R)²).
-
-    All ``(B, T)``; ``clip`` None omits the second term. PPO's value clipping as in OpenRLHF and verl.
-    """
+    """Half the critic's squared error, averaged over tokens: ½ max((V - R)², (clip(V, V_old ± clip) - R)²). All ``(B,
+    T)``; ``clip`` None omits the second term. PPO's value clipping as in OpenRLHF and verl."""
     trainable = _trainable(loss_mask, values, old_values, returns)
     values, returns = masked(values, trainable), masked(returns.detach(), trainable)
     error = (values - returns).square()
@@ -164,13 +165,11 @@ def aggregate(
     constant_length: float | None = None,
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """Reduce ``(B, T)`` over the mask to a scalar; 0 if nothing is trainable.
-
-    ``token_mean`` sum / tokens (DAPO); ``sequence_mean`` mean over sequences of their token means (GRPO);
-    ``constant`` sum / (sequences * ``constant_length``) (Dr. GRPO). ``denominator`` replaces the divisor:
-    tokens, sequences, or sequences * constant_length. A row without a trainable token is not a sequence. Raises
-    ValueError if it is not above 0, unless nothing is trainable.
-    """
+    """Reduce ``(B, T)`` over the mask to a scalar; 0 if nothing is trainable. ``token_mean`` sum / tokens (DAPO);
+    ``sequence_mean`` mean over sequences of their token means (GRPO); ``constant`` sum / (sequences *
+    ``constant_length``) (Dr. GRPO). ``denominator`` replaces the divisor: tokens, sequences, or sequences *
+    constant_length. A row without a trainable token is not a sequence. Raises ValueError if it is not above 0, unless
+    nothing is trainable."""
     trainable = loss_mask.bool()
     per_token = masked(per_token, trainable)
     if aggregation not in AGGREGATIONS:
@@ -186,10 +185,8 @@ def aggregate(
 def count_for(
     loss_mask: Tensor, aggregation: Aggregation, constant_length: float | None = None, *, share: Tensor | None = None
 ) -> Tensor:
-    """Count what ``aggregation`` divides by in these rows ``(B, T)``; counts of micro-batches add up.
-
-    A row counts as ``share`` ``(B,)`` of a sequence, by default 1.
-    """
+    """Count what ``aggregation`` divides by in these rows ``(B, T)``; counts of micro-batches add up. A row counts as
+    ``share`` ``(B,)`` of a sequence, by default 1."""
     trainable = loss_mask.bool()
     if aggregation == "token_mean":
         return trainable.sum()
@@ -200,22 +197,6 @@ def count_for(
     if constant_length is None or constant_length <= 0:
         raise ValueError("aggregation 'constant' needs a constant_length above 0")
     return num_sequences.double() * constant_length  # the length may be fractional
-
-
-def _bounded(
-    log_weight: Tensor, sampled: Tensor, trainable: Tensor, kind: Correction, low: float | None, high: float
-) -> Tensor:
-    low, weight = default_low(kind) if low is None else low, log_weight.exp()
-    if kind == "tis":
-        weight = torch.where(sampled, weight.clamp(low, high), weight)
-    elif kind == "icepop":
-        weight = masked(weight, ((low <= weight) & (weight <= high)) | ~sampled)
-    elif kind == "sequence_mask":
-        mean = _row_mean(log_weight, sampled).exp()
-        weight = masked(weight, (low <= mean) & (mean <= high))
-    else:
-        raise ValueError(f"unknown importance correction {kind!r}: tis, icepop or sequence_mask")
-    return masked(weight, trainable)
 
 
 def _ratio_metrics(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, trainable: Tensor) -> dict[str, float]:

@@ -1,8 +1,6 @@
-"""What a run reports: metrics, lines for the console, its outcome and curves, and signs of policy collapse.
-
-Each sign is reported once, with a remedy and the way back, until it has passed: its severity is an alarm from 1, over
-below ``PASSED``, so that a value that hovers around its threshold warns once (docs/reference/rewards.md).
-"""
+"""What a run reports: metrics, lines for the console, its outcome and curves, and signs of policy collapse. Each sign
+is reported once, with a remedy and the way back, until it has passed: its severity is an alarm from 1, over below
+``PASSED``, so that a value that hovers around its threshold warns once (docs/reference/rewards.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import math
 import shlex
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,11 +39,9 @@ UNANSWERED = frozenset(StopReason) - {StopReason.ANSWERED, StopReason.COMPLETED,
 
 
 def rollout_metrics(collected: Collected, step: int) -> dict[str, Any]:
-    """Metrics of the step's rollouts; means are over those that did not raise, ``accuracy`` over those judged.
-
-    Dropped groups count too: keeping only the others would measure the filter, not the policy. ``step`` is that of the
-    policy in training, behind which those that sampled may lag.
-    """
+    """Metrics of the step's rollouts; means are over those that did not raise, ``accuracy`` over those judged. Dropped
+    groups count too: keeping only the others would measure the filter, not the policy. ``step`` is that of the policy
+    in training, behind which those that sampled may lag."""
     trajectories = collected.trajectories
     completed = [trajectory for trajectory in trajectories if trajectory.exception is None]
     rewards = [trajectory.reward for trajectory in completed]
@@ -86,12 +82,10 @@ def update_metrics(update: Mapping[str, float]) -> dict[str, Any]:
 def training_records(
     collected: Collected, samples: Sequence[TrainingSample], tokens: Sequence[TokenNumbers], *, mask_truncated: bool
 ) -> Iterator[Record]:
-    """What training adds to each trajectory of a step, by id: its tokens' numbers, or why it was dropped.
-
-    ``tokens`` correspond to ``samples``. ``advantage`` is shared by all trained tokens; if they differ it is null, and
-    each sequence lists its own. Its lists have one entry per token, null where the mode's mask is 0; ``ratio`` is
-    exp(log-probability in the last pass - old one), bounded as in the loss.
-    """
+    """What training adds to each trajectory of a step, by id: its tokens' numbers, or why it was dropped. ``tokens``
+    correspond to ``samples``. ``advantage`` is shared by all trained tokens; if they differ it is null, and each
+    sequence lists its own. Its lists have one entry per token, null where the mode's mask is 0; ``ratio`` is
+    exp(log-probability in the last pass - old one), bounded as in the loss."""
     trained: dict[str, list[Record]] = defaultdict(list)
     for sample, numbers in zip(samples, tokens, strict=True):
         gaps = (new - old for new, old in zip(numbers.logprobs, numbers.old_logprobs, strict=True))
@@ -168,21 +162,19 @@ def percent(accuracy: float, interval: tuple[float, float]) -> str:
 def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) -> str:
     """An evaluation's results, compared with the best so far, which ``state`` already includes."""
     low, high = evaluation.interval
-    reward = "-" if evaluation.reward is None else f"{evaluation.reward:.3f}"
-    turns = evaluation.rubric.get("num_turns")
+    averages = (evaluation.reward, ".3f"), (evaluation.rubric.get("num_turns"), ".1f")
+    reward, turns = ("-" if value is None else format(value, form) for value, form in averages)
     lines = [
         "=== Benchmark Results ===",
-        f"Average reward: {reward} | turns: {'-' if turns is None else f'{turns:.1f}'}"
-        f" | exceptions: {evaluation.exceptions}",
+        f"Average reward: {reward} | turns: {turns} | exceptions: {evaluation.exceptions}",
         f"Eval accuracy: {evaluation.accuracy:.1%}"
         f" ({evaluation.num_correct} of {evaluation.num_judged}, 95% interval {low:.1%} to {high:.1%})",
     ]
     if (sources := evaluation.rubric.get("sources_correct")) is not None:
         lines.append(f"Correct sources: {sources:.1%}")
     if evaluation.unjudged:
-        then = "and are excluded from the accuracy."
-        if evaluation.is_void:
-            then = "so this evaluation does not count for the best model, patience or target."
+        void = "so this evaluation does not count for the best model, patience or target."
+        then = void if evaluation.is_void else "and are excluded from the accuracy."
         lines.append(f"{evaluation.unjudged} of {len(evaluation.trajectories)} answers have no verdict, {then}")
     if state.best_accuracy == 0:
         lines.append(f"No correct answer yet; best_model stays at step {state.best_step} until there is one")
@@ -280,6 +272,15 @@ HISTORY = 40
 GROWTH = 1.5
 LEAST_GROWTH = {"answer_words": 5.0, "answer_candidates": 0.5}
 """Minimum absolute growth: from one word to two is no sign."""
+UNANSWERED_WARNING = (
+    '{:.0%} of rollouts end without an answer ("I don\'t know", or out of turns), which the art_e reward pays more than'
+    " answering with less than about 37 % accuracy: lower REWARD_NO_ANSWER or LEARNING_RATE, use easier questions or"
+    " start with emailrl sft (docs/reference/rewards.md)."
+)
+ENTROPY_WARNING = (
+    "the policy's entropy is {:.4f} nats per token: a question's rollouts are nearly identical and teach nothing; raise"
+    " ENTROPY_COEF or TEMPERATURE, or lower LEARNING_RATE."
+)
 ACCURACY_ROSE = 0.02  # Answers may grow if accuracy rises by more than this
 PASSED = 0.75
 
@@ -318,26 +319,20 @@ def watch(state: RunState, metrics: Mapping[str, float | None], kl_target: float
 
 def signs(steps: Steps, kl_target: float | None) -> dict[str, tuple[float, str]]:
     """Severity (0 if there are too few steps to tell) and warning of every sign that can be computed, by cause."""
-    found: dict[str, tuple[float, str]] = {}
     recent = {name: [value for step in steps if (value := step[name]) is not None][-WINDOW:] for name in WATCHED}
     levels = {name: math.fsum(values) / WINDOW for name, values in recent.items() if len(values) == WINDOW}
-    if (unanswered := levels.get("unanswered")) is not None:
-        warning = (
-            f'{unanswered:.0%} of rollouts end without an answer ("I don\'t know", or out of turns), which the art_e'
-            " reward pays more than answering with less than about 37 % accuracy: lower REWARD_NO_ANSWER or"
-            " LEARNING_RATE, use easier questions or start with emailrl sft (docs/reference/rewards.md)."
-        )
-        found["unanswered"] = unanswered / UNANSWERED_SHARE, warning
-    if (entropy := levels.get("entropy")) is not None:
-        warning = (
-            f"the policy's entropy is {entropy:.4f} nats per token: a question's rollouts are nearly identical and"
-            " teach nothing; raise ENTROPY_COEF or TEMPERATURE, or lower LEARNING_RATE."
-        )
-        found["entropy"] = LOWEST_ENTROPY / max(entropy, 1e-12), warning
-    if (kl := levels.get("kl")) is not None:
-        limit = TIMES_KL_TARGET * kl_target if kl_target else HIGHEST_KL
-        above = f"the KL to the reference policy is {kl:.3g} nats per token, above {limit:g}:"
-        found["kl"] = kl / limit, f"{above} raise BETA or lower LEARNING_RATE."
+    limit = TIMES_KL_TARGET * kl_target if kl_target else HIGHEST_KL
+    above = f"the KL to the reference policy is {{:.3g}} nats per token, above {limit:g}:"
+    of_level: dict[str, tuple[Callable[[float], float], str]] = {
+        "unanswered": (lambda share: share / UNANSWERED_SHARE, UNANSWERED_WARNING),
+        "entropy": (lambda entropy: LOWEST_ENTROPY / max(entropy, 1e-12), ENTROPY_WARNING),
+        "kl": (lambda kl: kl / limit, f"{above} raise BETA or lower LEARNING_RATE."),
+    }
+    found = {
+        name: (severity(levels[name]), warning.format(levels[name]))
+        for name, (severity, warning) in of_level.items()
+        if name in levels
+    }
 
     def average(part: Steps, name: str) -> float:
         return mean([value for step in part if (value := step[name]) is not None]) or 0.0

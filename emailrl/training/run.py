@@ -47,9 +47,7 @@ class NothingLeft(Exception):
 
 def check_unfinished(directory: Path, state: RunState, reason: str | None, *, confirms: bool) -> None:
     """Raise NothingLeft if the run ended for ``reason`` (None: it continues) and lacks nothing that a run leaves.
-
-    ``confirms``: there are questions to measure the best model on.
-    """
+    ``confirms``: there are questions to measure the best model on."""
     saved = {item.metadata.kind: item for item in list_checkpoints(directory)}
     if reason is None or "final" not in saved or saved["final"].metadata.step != state.step:
         return
@@ -94,10 +92,8 @@ class TrainingRun(Run[RunState]):
             self._loaded_step = step
 
     def hand_over(self, step: int) -> PinnedVersion:
-        """An engine that samples from the policy after ``step``, or the current one if that is no longer kept.
-
-        It remains to be loaded: see ``VllmServers.hand_over``.
-        """
+        """An engine that samples from the policy after ``step``, or the current one if that is no longer kept. It
+        remains to be loaded: see ``VllmServers.hand_over``."""
         assert isinstance(self.engine, VllmServers)
         if not (self.directory / "policy" / version_of(step)).exists():
             step = self.state.step
@@ -109,10 +105,8 @@ class TrainingRun(Run[RunState]):
 
     def _saved(self, step: int) -> Path:
         """The directory of the policy after ``step``; the current one is saved there once, and never written again.
-
         What stays: that version, the previous one, those of rollouts ahead, and those from which a run resumed from the
-        newest checkpoint samples its first steps.
-        """
+        newest checkpoint samples its first steps."""
         folder = self.directory / "policy"
         version = folder / version_of(step)
         if not version.exists():
@@ -128,10 +122,8 @@ class TrainingRun(Run[RunState]):
         return version
 
     def collect(self) -> tuple[Collected, StepQuestions]:
-        """The rollouts of the next step, run now or ahead, with the questions asked.
-
-        Raises EmailRLError if every rollout raised.
-        """
+        """The rollouts of the next step, run now or ahead, with the questions asked. Raises EmailRLError if every
+        rollout raised."""
         step, display = self.state.step + 1, self.tracker.display
         if self.ahead is not None:
             display.phase(f"train rollouts of step {step}")
@@ -186,9 +178,7 @@ class TrainingRun(Run[RunState]):
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
         """Make the updates of the current step (``Updater.train``); keep the batches of those that were skipped.
-
-        Without samples, this is logged, counted and skipped. Raises EmailRLError after too many skipped updates.
-        """
+        Without samples, this is logged, counted and skipped. Raises EmailRLError after too many skipped updates."""
         self.begin_update()
         step, tracker = self.state.step + 1, self.tracker
         tracker.display.phase(f"update of step {step}")
@@ -200,11 +190,11 @@ class TrainingRun(Run[RunState]):
         result = self.updater.train(samples, paid, step=step)
         if result.skipped:
             folder, updates = self.directory / "skipped", counted(len(result.skipped), "update")
-            for number, each in enumerate(result.skipped, 1):
-                save_batches(folder, f"step-{step:06d}-{number}", each.batches, step, each.broken)
+            for number, (broken, batches) in enumerate(result.skipped, 1):
+                save_batches(folder, f"step-{step:06d}-{number}", batches, step, broken)
             tracker.say(f"Step {step}: {updates} skipped (non-finite loss or gradient); batches in {folder}.")
             hint = f"Lower LEARNING_RATE, or resume from an earlier checkpoint. Their batches are in {folder}."
-            self.check_skipped(result.skipped[-1].broken, step, hint)
+            self.check_skipped(broken, step, hint)
         return result
 
     def record_training(
@@ -215,10 +205,8 @@ class TrainingRun(Run[RunState]):
         write_records(path, training_records(collected, samples, tokens, mask_truncated=self.mask_truncated))
 
     def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
-        """Complete the step: save what is due, and warn of signs of collapse in ``metrics``.
-
-        Raises EmailRLError at such a sign if ON_COLLAPSE is ``stop`` and the run would continue.
-        """
+        """Complete the step: save what is due, and warn of signs of collapse in ``metrics``. Raises EmailRLError at
+        such a sign if ON_COLLAPSE is ``stop`` and the run would continue."""
         step = self.state.step
         alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
         self.complete_step()

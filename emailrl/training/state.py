@@ -1,9 +1,7 @@
-"""Where a run stands and when it stops; the questions and rollouts of a step, and which groups are trained.
-
-A group is kept if its advantage is informative: enough members, rewards that differ, and, under dynamic filtering
-(DAPO, arXiv 2503.14476, section 3.2), a mean strictly inside a range. A refill asks exactly as many questions as groups
-are missing, so each group was sampled from the policy that the step updates (docs/decisions/0010).
-"""
+"""Where a run stands and when it stops; the questions and rollouts of a step, and which groups are trained. A group is
+kept if its advantage is informative: enough members, rewards that differ, and, under dynamic filtering (DAPO, arXiv
+2503.14476, section 3.2), a mean strictly inside a range. A refill asks exactly as many questions as groups are missing,
+so each group was sampled from the policy that the step updates (docs/decisions/0010)."""
 
 from __future__ import annotations
 
@@ -52,10 +50,8 @@ class Change:
 
 def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:
     """Compare two series of evaluations on their common questions, each averaged over those of a series that judged it.
-
     The error is s / √n over the n differences, s with n - 1: evaluations of one question are not independent, so n
-    counts questions. None for fewer than two questions.
-    """
+    counts questions. None for fewer than two questions."""
 
     def means(evaluations: Sequence[Shares]) -> dict[str, float]:
         seen: defaultdict[str, list[float]] = defaultdict(list)
@@ -72,10 +68,8 @@ def change(before: Sequence[Shares], after: Sequence[Shares]) -> Change | None:
 
 
 def no_longer_rising(shares: Sequence[Shares], patience: int) -> Change | None:
-    """The change from the previous ``patience`` evaluations to the last ``patience``, if it is a fall.
-
-    That is a fall by ``CERTAIN`` standard errors, or no change of any question. None while there are fewer evaluations.
-    """
+    """The change from the previous ``patience`` evaluations to the last ``patience``, if it is a fall. That is a fall
+    by ``CERTAIN`` standard errors, or no change of any question. None while there are fewer evaluations."""
     if len(shares) < 2 * patience:
         return None
     found = change(shares[-2 * patience : -patience], shares[-patience:])
@@ -169,11 +163,9 @@ class RunState(State):
 
 
 class StepQuestions:
-    """The questions of one step, without repeats; ``cursor`` points after those taken.
-
-    Each epoch covers all questions once, in its own permutation, which depends on the seed; its last batch may be
-    shorter. If a step continues past the end of an epoch, questions it has already asked come last in the next epoch.
-    """
+    """The questions of one step, without repeats; ``cursor`` points after those taken. Each epoch covers all questions
+    once, in its own permutation, which depends on the seed; its last batch may be shorter. If a step continues past the
+    end of an epoch, questions it has already asked come last in the next epoch."""
 
     def __init__(self, scenarios: Sequence[Scenario], cursor: Cursor, seed: int, *, epochs: int | None) -> None:
         """``epochs``: the maximum, None for no limit."""
@@ -215,10 +207,8 @@ class Filter:
     max_refill_rounds: int = 0
 
     def sift(self, group: TrajectoryGroup) -> TrajectoryGroup | str:
-        """The group without the members that raised, or the first of ``REASONS`` to drop it.
-
-        The standard deviation is the *sample* one (n - 1); a group of one has none and passes.
-        """
+        """The group without the members that raised, or the first of ``REASONS`` to drop it. The standard deviation is
+        the *sample* one (n - 1); a group of one has none and passes."""
         sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
         if (size := len(sound)) < self.min_group_size:
             return "group_too_small"
@@ -238,20 +228,17 @@ class Filter:
 
 
 def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: bool) -> Filter:
-    """The filter of an algorithm with the settings' overrides.
-
-    ``answers``: whether the rollouts answer their questions; if not (mode ``simple``), the mean is of the reward
-    unless FILTER_ON is set.
-    """
+    """The filter of an algorithm with the settings' overrides. ``answers``: whether the rollouts answer their
+    questions; if not (mode ``simple``), the mean is of the reward unless FILTER_ON is set."""
     compares = algorithm.compares_rollouts
-    least = Filter(2 if compares else 1, wanted.min_group_std if compares else 0.0)
+    least = 2 if compares else 1, wanted.min_group_std if compares else 0.0
     if not algorithm.dynamic_filtering:
-        return least
+        return Filter(*least)
     between, mean_of = (
         (wanted.filter_low, wanted.filter_high),
         wanted.filter_on or ("accuracy" if answers else "reward"),
     )
-    return replace(least, between=between, mean_of=mean_of, max_refill_rounds=wanted.max_refill_rounds)
+    return Filter(*least, between, mean_of, wanted.max_refill_rounds)
 
 
 @dataclass
@@ -299,9 +286,7 @@ class Rollouts:
 
     def play(self, step: int, questions: StepQuestions, display: Display, play: Play | None = None) -> Collected:
         """Roll out the questions of ``step``, record the trajectories, and replace dropped groups as the filter allows.
-
-        ``play`` replaces the collector's. Raises EmailRLError if every rollout raised.
-        """
+        ``play`` replaces the collector's. Raises EmailRLError if every rollout raised."""
         collector = self.collector if play is None else replace(self.collector, play=play)
         collected, size, seed = Collected(), self.training.num_generations, self.training.seed
         for refill in range(self.filter.max_refill_rounds + 1):
@@ -334,10 +319,8 @@ class Rollouts:
     def record(
         self, name: str, trajectories: Sequence[Trajectory], display: Display, new: Sequence[Trajectory] | None = None
     ) -> None:
-        """Write trajectories to a file of the run, and show the ``new`` ones (None: all).
-
-        Raises EmailRLError if every one raised.
-        """
+        """Write trajectories to a file of the run, and show the ``new`` ones (None: all). Raises EmailRLError if every
+        one raised."""
         path = self.file_of(name)
         write_trajectories(path, trajectories)
         display.recorded(path, trajectories if new is None else new)

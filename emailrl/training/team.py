@@ -1,23 +1,21 @@
-"""Several ranks: all load what rank 0 names, play a part of the conversations and train a share of the samples.
-
-What a trajectory samples depends only on its id, so it does not matter which rank plays it. With tensor parallelism,
-neighboring ranks share an engine and play the same part in lockstep; the first of them returns it.
-"""
+"""Several ranks: all load what rank 0 names, play a part of the conversations and train a share of the samples. What a
+trajectory samples depends only on its id, so it does not matter which rank plays it. With tensor parallelism,
+neighboring ranks share an engine and play the same part in lockstep; the first of them returns it."""
 
 from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from emailrl.agent.play import Play, Progress, Stage, build_stage
+from emailrl.agent.play import Progress, Stage, build_stage
 from emailrl.base.errors import UsageError
 from emailrl.base.process import handled_by
 from emailrl.checkpoints import CONFIG, WEIGHTS
@@ -28,6 +26,7 @@ from emailrl.model.load import load_policy
 from emailrl.model.policy import Policy
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
+from emailrl.runs.log import silent
 from emailrl.runs.run import Interrupts, seed_generators
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.across import Across
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Role = Literal["train", "eval"]  # Training trajectories follow the mode; all others follow the settings
-Order = tuple[Literal["load_adapter", "play", "release"], tuple[Any, ...]]
-"""What rank 0 has the others do: the name of the ``Follower``'s method, and its arguments."""
+Stages = dict[Role, Stage]  # Where the conversations of each role take place
+T = TypeVar("T")
 
 LARGEST_GAP: Final = 1.0
 """Mean absolute difference of servers' log-probabilities, in nats. Rounding stays below 0.1 in 16 bits; the policies of
@@ -48,16 +47,6 @@ LARGEST_GAP: Final = 1.0
 per server and version; this compares every trained token, which costs nothing."""
 TIMES_TOLERANCE: Final = 10
 """The limit is at least this multiple of VLLM_PROBE_TOLERANCE, which allows for another base or precision."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What rank 0 sends the others before they load the model."""
-
-    settings: Settings  # Without secrets
-    total_steps: int
-    adapter: dict[str, bytes] | None
-    """Files of the initial adapter, since other hosts may not see its folder; None for a new one."""
 
 
 def load_trained(settings: Settings, adapter: Path | None, ranks: Ranks, mesh: DeviceMesh | None) -> Policy:
@@ -83,12 +72,6 @@ def build_updater(
     )
 
 
-def build_stages(settings: Settings, policy: Policy) -> dict[Role, Stage]:
-    """Where the conversations of each role take place."""
-    make = MODES[settings.training.mode].make_environment
-    return {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
-
-
 def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:
     """This host's ranks, if a base may be sharded over them; UsageError for SHARD=host with only one rank."""
     mesh = None if shard == "off" else ranks.host_mesh()
@@ -105,13 +88,6 @@ def plays_on_all(settings: Settings, ranks: Ranks) -> bool:
     return not ranks.is_alone and not settings.has_servers
 
 
-def leave_and_close(ranks: Ranks, engine: PolicyEngine) -> None:
-    """Close this rank's engine; closing vLLM also ends the process group, and may wait forever for a lost rank."""
-    ranks.leave()
-    if ranks.lost is None:
-        engine.close()
-
-
 def read_adapter(path: Path | None) -> dict[str, bytes] | None:
     """Read an adapter's files for ranks on hosts that may not see its folder; None for no adapter."""
     return None if path is None else {name: (path / name).read_bytes() for name in (CONFIG, WEIGHTS)}
@@ -124,75 +100,143 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
     return folder if files else None
 
 
-class Team:
-    """Rank 0's side; its own engine is one of those it directs."""
+def load(
+    settings: Settings,
+    adapter: Path | dict[str, bytes] | None,
+    total_steps: int,
+    ranks: Ranks,
+    stack: ExitStack,
+    restore: Callable[[Updater], T],
+) -> tuple[Updater, PolicyEngine | None, Stages, T]:
+    """On every rank: load the model, build the updater, ``restore`` its state, and take rank 0's weights. Returns the
+    updater, this rank's engine, which ``stack`` closes, and its stages, both only of a rank that plays, and what
+    ``restore`` returned."""
+    mesh = mesh_of(settings.model.shard, ranks)
 
-    def __init__(self, ranks: Ranks, engine: PolicyEngine, interrupts: Interrupts, *, per_engine: int) -> None:
-        self.ranks, self.engine, self.interrupts, self.per_engine = ranks, engine, interrupts, per_engine
+    def work() -> tuple[Updater, PolicyEngine | None, Stages, T]:
+        with TemporaryDirectory() as folder:
+            path = write_adapter(adapter, Path(folder)) if isinstance(adapter, dict) else adapter
+            policy = load_trained(settings, path, ranks, mesh)
+        engine, stages = None, Stages()
+        if ranks.is_first or plays_on_all(settings, ranks):
+            if not settings.store.db.is_file():
+                raise no_database(settings.store.db)
+            engine = build_engine(settings, policy)
+            stack.callback(_close, ranks, engine)
+            make = MODES[settings.training.mode].make_environment
+            stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
+        updater = build_updater(policy, settings, total_steps=total_steps, ranks=ranks)
+        return updater, engine, stages, restore(updater)
+
+    loaded = ranks.agree(work)
+    loaded[0].synchronize()
+    ranks.started()
+    return loaded
+
+
+def _close(ranks: Ranks, engine: PolicyEngine) -> None:
+    """Close this rank's engine; closing vLLM also ends the process group, and may wait forever for a lost rank."""
+    ranks.leave()
+    if ranks.lost is None:
+        engine.close()
+
+
+@dataclass
+class Team:
+    """The engines of all ranks, of which each rank has its own: rank 0 calls, and all do their part together."""
+
+    ranks: Ranks
+    engine: PolicyEngine
+    stages: Stages
+    per_engine: int  # Ranks that share an engine
+    interrupts: Interrupts
+    folder: ExitStack = field(default_factory=ExitStack)  # Holds the adapter loaded last, if it came from rank 0
+
+    # -- on rank 0
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """See ``Sampler.load_adapter``; all engines load it together, from the files that are broadcast."""
-        with self._ordered([("load_adapter", (version,))] * self.ranks.world):
-            self.ranks.broadcast(read_adapter(path))
-            self.ranks.agree(lambda: self.engine.load_adapter(path, version))
+        self._call("load", [(version,)] * self.ranks.world, path)
 
     def release(self) -> None:
         """See ``Sampler.release``."""
-        with self._ordered([("release", ())] * self.ranks.world):
-            self.ranks.agree(self.engine.release)
+        self._call("sleep", [()] * self.ranks.world)
 
     def resume(self) -> None:
-        """See ``Sampler.resume``; the other ranks do so with their next order."""
+        """See ``Sampler.resume``; the other ranks do so with their next call."""
         self.engine.resume()
 
-    def player(self, stage: Stage, role: Role) -> Play:
-        """Play with the engines of all ranks; ``stage`` is rank 0's."""
+    def play_all(
+        self, role: Role, given: Sequence[Trajectory], sampling: SamplingParams, seed: int, progress: Progress = None
+    ) -> Sequence[Trajectory]:
+        """``Play`` with all engines; ``progress`` receives other ranks' trajectories once all have ended."""
+        self.interrupts.check()  # before the other ranks begin
+        num_engines = self.ranks.world // self.per_engine
+        # In order, in parts of nearly equal size, so that most groups, which share a prompt, stay together.
+        bounds = [len(given) * number // num_engines for number in range(num_engines + 1)]
+        parts = [(role, given[begin:end], sampling, seed) for begin, end in pairwise(bounds)]
+        ranks = range(self.ranks.world)
+        first, *others = self._call("play", [parts[rank // self.per_engine] for rank in ranks], progress)
+        theirs = [trajectory for part in others for trajectory in part]
+        if progress is not None:
+            for trajectory in theirs:
+                progress(trajectory)
+        return [*first, *theirs]
 
-        def play(
-            trajectories: Sequence[Trajectory], sampling: SamplingParams, seed: int, progress: Progress = None
-        ) -> Sequence[Trajectory]:
-            """``progress`` receives other ranks' trajectories once all have ended."""
-            self.interrupts.check()  # before the other ranks begin
-            ranks, num_engines = self.ranks, self.ranks.world // self.per_engine
-            # In order, in parts of nearly equal size, so that most groups, which share a prompt, stay together.
-            bounds = [len(trajectories) * number // num_engines for number in range(num_engines + 1)]
-            parts = [trajectories[begin:end] for begin, end in pairwise(bounds)]
-            orders: list[Order] = [
-                ("play", (parts[rank // self.per_engine], sampling, seed, role)) for rank in range(ranks.world)
-            ]
-
-            def own(activity: Activity) -> Sequence[Trajectory]:
-                return stage.on(self.engine, activity)(parts[0], sampling, seed, progress)
-
-            with self._ordered(orders):
-                with self.interrupts.droppable():
-                    played = ranks.apart(own)
-                first, *others = ranks.collect(played)
-            theirs = [trajectory for part in others for trajectory in part]
-            if progress is not None:
-                for trajectory in theirs:
-                    progress(trajectory)
-            return [*first, *theirs]
-
-        return play
-
-    @contextmanager
-    def _ordered(self, orders: Sequence[Order]) -> Iterator[None]:
-        """Send each rank its order and carry out rank 0's own; the first Ctrl-C does not interrupt it."""
+    def _call(self, name: str, parts: Sequence[tuple[Any, ...]], *own: Any) -> Any:
+        """Have each rank do the method with its part, rank 0 with its ``own`` as well; the first Ctrl-C waits."""
         with self.interrupts.held(), self.ranks.at_work():
-            self.ranks.scatter(orders)
-            yield
+            self.ranks.scatter([(name, part) for part in parts])
+            return getattr(self, name)(*parts[0], *own)
+
+    # -- on every rank
+
+    def load(self, version: str, path: Path | None = None) -> None:
+        """Sample from rank 0's adapter in ``path`` from now on; from the bare base model if it is None."""
+        files = self.ranks.broadcast(read_adapter(path))
+        before = self.folder.pop_all()
+
+        def work() -> None:
+            own = path
+            if not self.ranks.is_first:
+                folder = self.folder.enter_context(TemporaryDirectory(prefix="emailrl-adapter-"))
+                own = write_adapter(files, Path(folder))
+            self._awake().load_adapter(own, version)
+
+        self.ranks.agree(work)
+        before.close()
+
+    def play(
+        self, role: Role, given: Sequence[Trajectory], sampling: SamplingParams, seed: int, progress: Progress = None
+    ) -> list[Sequence[Trajectory]]:
+        """Play these trajectories; on rank 0, those of all engines."""
+
+        def played(activity: Activity) -> Sequence[Trajectory]:
+            activity.note("waking the engine")
+            return self.stages[role].on(self._awake(), activity)(given, sampling, seed, progress)
+
+        with self.interrupts.droppable():
+            ended = self.ranks.apart(played)
+        return self.ranks.collect(ended if self.ranks.rank % self.per_engine == 0 else [])
+
+    def sleep(self) -> None:
+        """Release the engine's memory."""
+        self.ranks.agree(self.engine.release)
+
+    def _awake(self) -> PolicyEngine:
+        self.engine.resume()
+        return self.engine
 
 
 def follow(training: TrainingSettings, device: str) -> None:
-    """Run as a rank that works for rank 0, until rank 0 ends.
-
-    ``training`` and ``device`` are used to connect; all other settings come from rank 0. SIGINT and SIGTERM are passed
-    on to rank 0: the first lets it end the run cleanly, a SIGINT after it ends this process.
-    """
+    """Run as a rank that works for rank 0, until rank 0 ends. ``training`` and ``device`` are used to connect; all
+    other settings come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first lets it end the run cleanly,
+    a SIGINT after it ends this process."""
     with joined(training, device=device) as ranks:
         assert isinstance(ranks, RankGroup)
+        stack = ExitStack()
         asked: list[int] = []
+        loaded: list[tuple[Updater, Team | None]] = []
 
         def handle(number: int, frame: FrameType | None) -> None:
             if ranks.is_over or (asked and number == signal.SIGINT):
@@ -200,88 +244,25 @@ def follow(training: TrainingSettings, device: str) -> None:
             asked.append(number)
             ranks.stop()
 
-        with handled_by(handle), closing(Follower(ranks)) as follower:
-            ranks.follow(follower.work)
+        def work() -> None:
+            """Handle one call from rank 0: first load the model, then sample and train."""
+            if not loaded:
+                task: Any = None
+                settings, adapter, total = ranks.broadcast(task)
+                seed_generators(settings.training.seed + ranks.rank)  # so that no environment draws as on rank 0
+                updater, engine, stages, _ = load(settings, adapter, total, ranks, stack, lambda _: None)
+                team = Team(ranks, engine, stages, settings.engine_gpus, Interrupts(silent)) if engine else None
+                loaded.append((updater, team))
+                return
+            updater, team = loaded[0]
+            order: tuple[str, tuple[Any, ...]] | Share | None = ranks.scatter(None)
+            if order is None:
+                updater.forward.pass_along()
+            elif isinstance(order, Share):
+                updater.take(order)
+            else:
+                name, part = order
+                getattr(team, name)(*part)
 
-
-class Follower:
-    """Carries out rank 0's calls: first load the model, then sample and train."""
-
-    def __init__(self, ranks: RankGroup) -> None:
-        self.ranks = ranks
-        self.updater: Updater | None = None
-        self.engine: PolicyEngine | None = None
-        self.stages: dict[Role, Stage] = {}
-        self._hands_in = False
-        self._folder = ExitStack()
-
-    def work(self) -> None:
-        """Handle one call from rank 0."""
-        if self.updater is None:
-            self._start()
-            return
-        order: Order | Share | None = self.ranks.scatter(None)
-        if order is None:
-            self.updater.forward.pass_along()
-        elif isinstance(order, Share):
-            self.updater.take(order)
-        else:
-            name, arguments = order
-            getattr(self, name)(*arguments)
-
-    def close(self) -> None:
-        """Release the engine, if there is one, and its adapter's files."""
-        if self.engine is not None:
-            leave_and_close(self.ranks, self.engine)
-        self._folder.close()
-
-    def load_adapter(self, version: str) -> None:
-        """Sample from the adapter that is broadcast next; from the bare base model if it is None."""
-        files: dict[str, bytes] | None = self.ranks.broadcast(None)
-        before, self._folder = self._folder, ExitStack()
-        folder = Path(self._folder.enter_context(TemporaryDirectory(prefix="emailrl-adapter-")))
-        self.ranks.agree(lambda: self._awake().load_adapter(write_adapter(files, folder), version))
-        before.close()
-
-    def play(self, trajectories: Sequence[Trajectory], sampling: SamplingParams, seed: int, role: Role) -> None:
-        """Play these trajectories."""
-
-        def played(activity: Activity) -> Sequence[Trajectory]:
-            activity.note("waking the engine")
-            return self.stages[role].on(self._awake(), activity)(trajectories, sampling, seed, None)
-
-        ended = self.ranks.apart(played)
-        self.ranks.collect(ended if self._hands_in else [])
-
-    def release(self) -> None:
-        """Release the engine's memory."""
-        assert self.engine is not None
-        self.ranks.agree(self.engine.release)
-
-    def _awake(self) -> PolicyEngine:
-        assert self.engine is not None
-        self.engine.resume()
-        return self.engine
-
-    def _start(self) -> None:
-        task: Task | None = self.ranks.broadcast(None)
-        assert task is not None
-        settings = task.settings
-        seed_generators(settings.training.seed + self.ranks.rank)  # so that no environment draws as on rank 0
-        mesh = mesh_of(settings.model.shard, self.ranks)
-
-        def load() -> Updater:
-            with TemporaryDirectory() as folder:
-                policy = load_trained(settings, write_adapter(task.adapter, Path(folder)), self.ranks, mesh)
-            if plays_on_all(settings, self.ranks):
-                if not settings.store.db.is_file():
-                    raise no_database(settings.store.db)
-                self.engine = build_engine(settings, policy)
-                self._hands_in = self.ranks.rank % settings.engine_gpus == 0
-                self.stages = build_stages(settings, policy)
-            return build_updater(policy, settings, total_steps=task.total_steps, ranks=self.ranks)
-
-        updater = self.ranks.agree(load)
-        updater.synchronize()
-        self.ranks.started()
-        self.updater = updater
+        with handled_by(handle), stack:
+            ranks.follow(work)

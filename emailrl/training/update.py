@@ -1,17 +1,16 @@
-"""The updates of a step: samples and rewards in, an updated adapter and the step's metrics out.
-
-An update is one step of the optimizer. ``Updater.train`` makes all those of one iteration of the loop: old and
-reference log-probabilities first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one update
-each. Each rank adds its share of one loss, however the samples are split, and may have no micro-batch at all.
-"""
+"""The updates of a step: samples and rewards in, an updated adapter and the step's metrics out. An update is one step
+of the optimizer. ``Updater.train`` makes all those of one iteration of the loop: old and reference log-probabilities
+first, then ``update_epochs`` passes over ``num_mini_batches`` mini-batches, one update each. Each rank adds its share
+of one loss, however the samples are split, and may have no micro-batch at all."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,11 +38,10 @@ from emailrl.training.losses import aggregate, correction_weights, count_for, po
 
 
 class Meter:
-    """Weighted means, counts, and extremes: a name that ends in ``_min`` or ``_max`` keeps the extreme."""
+    """Weighted means and extremes: a name that ends in ``_min`` or ``_max`` keeps the extreme."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[Mapping[str, float], float]] = []  # Values by name, and their weight in its mean
-        self.counts = Counter[str]()
 
     def add(self, values: Mapping[str, float], weight: float = 1.0) -> None:
         self.noted.append((values, weight))
@@ -72,12 +70,8 @@ class TokenNumbers:
     advantages: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """An update whose loss or gradient was not finite: what is not, by name, and its micro-batches on the CPU."""
-
-    broken: dict[str, float]
-    batches: list[MicroBatch]
+Skipped = tuple[dict[str, float], list[MicroBatch]]
+"""An update whose loss or gradient was not finite: what is not, by name, and its micro-batches on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +90,18 @@ class Pass:
     step: int
     first: bool  # Of the step's passes over this mini-batch; it measures what does not change between them
     critic_only: bool
-    policy_count: float = 0.0
+    policy_count: float
     """What the policy's aggregation divides by in the whole mini-batch; a trajectory in several samples counts once."""
-    num_tokens: int = 0  # Trainable tokens of the whole mini-batch
-    losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    num_tokens: int  # Trainable tokens of the whole mini-batch
+    losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # And gradient norms
     meter: Meter = field(default_factory=Meter)
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """By the sample's index on this rank: old and current log-probabilities and advantages, ``(3, T)``."""
+    halved: int = 0  # How often memory ran out
+    batches: list[MicroBatch] = field(default_factory=list)  # This rank's, halved if they did not fit into memory
 
-    def again(self) -> Pass:
-        """The same pass without results."""
-        return Pass(self.step, self.first, self.critic_only, self.policy_count, self.num_tokens)
-
-    def not_finite(self) -> dict[str, float]:
+    @property
+    def broken(self) -> dict[str, float]:
         """Losses and gradient norms that are not finite."""
         return {name: value for name, value in self.losses.items() if not math.isfinite(value)}
 
@@ -129,9 +122,7 @@ class Updater:
         largest_gap: float = math.inf,
     ) -> None:
         """``total_steps`` is where a linear or cosine schedule ends; None takes ``training.max_steps``.
-
-        ``largest_gap``, in nats, is how far sampled log-probabilities may be off on average before the run ends.
-        """
+        ``largest_gap``, in nats, is how far sampled log-probabilities may be off on average before the run ends."""
         self.policy, self.algorithm, self.training, self.wanted = policy, algorithm, training, wanted
         self.across = across or Across()
         self.total_steps, self.largest_gap = total_steps or training.max_steps, largest_gap
@@ -156,12 +147,10 @@ class Updater:
         self.skipped_in_a_row = 0  # Consecutive updates that were not finite
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:
-        """Make the updates of step ``step`` (from 1), and return its metrics and token numbers.
-
-        ``paid`` is the reward of each trajectory by id (``batch.terminal_rewards``). Mini-batch order and dropout
-        depend only on (seed, ``step``). An update with a non-finite loss or gradient is skipped and counted in
-        ``updates_skipped``; those in a row in ``skipped_in_a_row``. Raises ValueError without samples.
-        """
+        """Make the updates of step ``step`` (from 1), and return its metrics and token numbers. ``paid`` is the reward
+        of each trajectory by id (``batch.terminal_rewards``). Mini-batch order and dropout depend only on (seed,
+        ``step``). An update with a non-finite loss or gradient is skipped and counted in ``updates_skipped``; those in
+        a row in ``skipped_in_a_row``. Raises ValueError without samples."""
         if not samples:
             raise ValueError("a step without samples: skip it")
         training = self.training
@@ -177,10 +166,8 @@ class Updater:
         return UpdateResult(metrics, [TokenNumbers(*row) for row in rows], skipped)
 
     def take(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor], list[Skipped]]:
-        """Make the updates of a step from this rank's share of it.
-
-        Returns, of all ranks: metrics, each sample's tokens ``(3, T)`` by its index in the step, and what was skipped.
-        """
+        """Make the updates of a step from this rank's share of it. Returns, of all ranks: metrics, each sample's tokens
+        ``(3, T)`` by its index in the step, and what was skipped."""
         training, step, meter = self.training, share.step, Meter()
         critic_only = bool(self.critic) and step <= self.wanted.critic_warmup_steps
         tokens: dict[int, Tensor] = {}
@@ -193,17 +180,21 @@ class Updater:
         summing = self.across.seconds
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
             torch.manual_seed((training.seed * 1_000_003 + step + self.across.rank * 2**32) % 2**63)
-            rounds, metrics = self._prepare(share, meter)
+            rounds, metrics, halved = self._prepare(share)
             for epoch in range(training.update_epochs):
                 for n, batches in enumerate(rounds):
-                    rounds[n], done, left_out = self._update(batches, Pass(step, epoch == 0, critic_only), meter)
+                    done = self._update(batches, partial(Pass, step, epoch == 0, critic_only))
+                    rounds[n], halved = done.batches, halved + done.halved
                     tokens |= done.tokens
-                    skipped += left_out
+                    if done.broken:
+                        skipped.append((done.broken, [batch.on_cpu() for batch in done.batches]))
+                    else:
+                        meter.noted += [*done.meter.noted, (done.losses, 1.0)]
         self.policy.model.eval()
         metrics = meter.means() | metrics | {"learning_rate": rate, "kl_coef": self.kl.coef}
         if self.kl.coef and "kl" in metrics and not critic_only:
             self.kl.update(metrics["kl"], share.num_trajectories)
-        metrics |= {name: meter.counts[name] for name in ("updates_skipped", "micro_batches_halved")}
+        metrics |= {"updates_skipped": len(skipped), "micro_batches_halved": halved}
         computed = sum(batch.num_tokens for batches in rounds for batch in batches)
         placed = {share.places[i]: columns.cpu() for i, columns in tokens.items()}
         counts, placed_by, skipped_by = zip(*self.across.gather((computed, placed, skipped)), strict=True)
@@ -214,7 +205,7 @@ class Updater:
                 "all_reduce_seconds": self.across.seconds - summing,
             }
         of_all = [
-            Skipped(parts[0].broken, [batch for part in parts for batch in part.batches])
+            (parts[0][0], [batch for _, batches in parts for batch in batches])
             for parts in zip(*skipped_by, strict=True)
         ]
         return metrics, {i: columns for placed in placed_by for i, columns in placed.items()}, of_all
@@ -257,63 +248,58 @@ class Updater:
         if state["loss_scale"]:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
-    def _prepare(self, share: Share, meter: Meter) -> tuple[list[list[MicroBatch]], dict[str, float]]:
-        """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step."""
+    def _prepare(self, share: Share) -> tuple[list[list[MicroBatch]], dict[str, float], int]:
+        """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step.
+        Returns the micro-batches of each mini-batch, metrics, and how often memory ran out."""
         self.policy.model.eval()
         updates, coef = len(share.mini_batches) * self.training.update_epochs, self.kl.coef
         old = needs_old_logprobs(self.algorithm, kl_coef=coef, updates=updates)
         rounds = [micro_batches(share.samples, self.forward.layout(), mini) for mini in share.mini_batches]
         every = zip(*self.across.gather([len(batches) for batches in rounds]), strict=True)
 
-        def score(each: Iterator[MicroBatch]) -> list[MicroBatch]:
+        def score(each: Iterable[MicroBatch]) -> list[MicroBatch]:
             return [self.forward.score(batch, old=old, reference=coef > 0) for batch in each]
 
-        def score_all() -> tuple[list[list[MicroBatch]], int]:
-            scored, halved = [], 0
-            for batches, counts in zip(rounds, every, strict=True):
-                _, done, times = self.forward.fitting(batches, score)
+        def score_all() -> int:
+            halved = 0
+            for n, (batches, counts) in enumerate(zip(rounds, every, strict=True)):
+                _, rounds[n], times = self.forward.fitting(batches, score)
                 score(self.forward.blank() for _ in range(self._blanks(len(batches), counts)))
-                scored.append(done)
                 halved += times
-            return scored, halved
+            return halved
 
-        rounds, halves = self.across.totals(score_all)
-        meter.counts["micro_batches_halved"] += sum(halves)
+        halved = sum(self.across.gather(self.across.agree(score_all)))
         flat = [batch for batches in rounds for batch in batches]
         shaped, metrics = shape_advantages(
             flat, share.paid, self.algorithm, self.wanted, kl_coef=coef, gather=self.across.gather
         )
         self.policy.model.train()
         following = iter(shaped)
-        return [[next(following) for _ in batches] for batches in rounds], metrics
+        return [[next(following) for _ in batches] for batches in rounds], metrics, halved
 
-    def _update(
-        self, batches: list[MicroBatch], wanted: Pass, meter: Meter
-    ) -> tuple[list[MicroBatch], Pass, list[Skipped]]:
-        """Make one update from the micro-batches of a mini-batch, or skip it if it would not be finite.
-
-        Returns the micro-batches, halved if they did not fit into memory, the pass with its results, and what was
-        skipped. Raises EmailRLError before an update on what the policy cannot have sampled.
-        """
-        limit = self.training.max_grad_norm or math.inf
+    def _update(self, batches: list[MicroBatch], wanted: Callable[[float, int], Pass]) -> Pass:
+        """Make one update from the micro-batches of a mini-batch, or none if its ``broken`` pass would not be finite.
+        ``wanted`` makes a pass with the mini-batch's counts. Raises EmailRLError before an update on what the policy
+        cannot have sampled."""
+        limit, halved = self.training.max_grad_norm or math.inf, 0
         while True:  # again at half the loss scale after an overflow
-            batches, done = self._gradients(batches, wanted, meter)
+            done = self._gradients(batches, wanted)
+            batches, halved = done.batches, halved + done.halved
             self.loss_scale.unscale_(self.optimizer)
             scaled_up = self.loss_scale.is_enabled() and self.loss_scale.get_scale() > 1
-            retry = scaled_up and not done.not_finite()
+            retry = scaled_up and not done.broken
             done.losses["grad_norm"] = float(nn.utils.clip_grad_norm_(self.parameters, limit))
             if self.critic:
                 done.losses["critic_grad_norm"] = float(nn.utils.clip_grad_norm_(self.critic, limit))
-            broken = done.not_finite()
-            if not (retry and broken):
+            if not (retry and done.broken):
                 break
             self.loss_scale.update()
-        if broken:
+        done.halved = halved
+        if done.broken:
             self.optimizer.zero_grad(set_to_none=True)
             self.loss_scale.update()
             self.skipped_in_a_row += 1
-            meter.counts["updates_skipped"] += 1
-            return batches, done, [Skipped(broken, [batch.on_cpu() for batch in batches])]
+            return done
         gap = done.meter.means().get("sampler_gap_mean", 0.0)
         if gap > self.largest_gap:
             raise EmailRLError(
@@ -322,32 +308,23 @@ class Updater:
                 "Check that nothing caches or changes their replies and restart them; then resume with MAX_STALENESS=0"
                 " to sample the step again.",
             )
-
-        def move() -> tuple[None, None]:
-            with enough_memory("updating the adapter"):
-                self.loss_scale.step(self.optimizer)
-            return None, None
-
         self.skipped_in_a_row = 0
-        self.across.totals(move)
+        self.across.agree(enough_memory("updating the adapter")(partial(self.loss_scale.step, self.optimizer)))
         self.loss_scale.update()
-        meter.noted += done.meter.noted
-        meter.add(done.losses)
-        return batches, done, []
+        return done
 
-    def _gradients(self, batches: list[MicroBatch], wanted: Pass, meter: Meter) -> tuple[list[MicroBatch], Pass]:
+    def _gradients(self, batches: list[MicroBatch], wanted: Callable[[float, int], Pass]) -> Pass:
         """The mini-batch's gradients and losses, summed over the ranks; the tokens are this rank's."""
         aggregation, length = self.algorithm.aggregation, self.constant_length
         policy = sum(float(count_for(b.loss_mask, aggregation, length, share=b.share)) for b in batches)
         own_counts = policy, sum(batch.num_trainable for batch in batches), len(batches)
         policies, num_tokens, num_batches = zip(*self.across.gather(own_counts), strict=True)
-        whole = Pass(wanted.step, wanted.first, wanted.critic_only, sum(policies), sum(num_tokens))
-        blanks = self._blanks(len(batches), num_batches)
+        blanks, new = self._blanks(len(batches), num_batches), partial(wanted, sum(policies), sum(num_tokens))
         parameters = [*self.parameters, *self.critic]
 
-        def attempt(each: Iterator[MicroBatch]) -> Pass:
+        def attempt(each: Iterable[MicroBatch]) -> Pass:
             self.optimizer.zero_grad(set_to_none=True)  # an interrupted backward pass leaves partial gradients
-            own = whole.again()
+            own = new()
             for batch in each:
                 self._backward(batch, own)
             for _ in range(blanks):  # adds nothing to the gradients
@@ -356,25 +333,25 @@ class Updater:
                 self.loss_scale.scale(0.0 * unused.sum()).backward()
             return own
 
-        def work() -> tuple[tuple[list[MicroBatch], Pass], tuple[Any, ...]]:
+        def work() -> tuple[list[MicroBatch], Pass, int]:
             if not batches:  # an unused scaler has no scale to divide by
                 self.loss_scale.scale(torch.zeros((), device=self.policy.device))
-            fitting, own, halved = self.forward.fitting(batches, attempt)
-            have = [parameter.grad is not None for parameter in parameters]
-            return (fitting, own), (dict(own.losses), own.meter, halved, have, self.forward.max_tokens)
+            return self.forward.fitting(batches, attempt)
 
-        (batches, own), every = self.across.totals(work)
-        done = whole.again()
-        done.tokens = own.tokens
-        for losses, measured, halved, _, _ in every:
+        done = new()
+        done.batches, own, halved = self.across.agree(work)
+        have = [parameter.grad is not None for parameter in parameters]
+        every = self.across.gather((dict(own.losses), own.meter.noted, halved, have, self.forward.max_tokens))
+        for losses, noted, times, _, _ in every:
             for name, value in losses.items():
                 done.losses[name] += value
-            done.meter.noted += measured.noted
-            meter.counts["micro_batches_halved"] += halved
+            done.meter.noted += noted
+            done.halved += times
+        done.tokens = own.tokens
         self.forward.max_tokens = min(each[-1] for each in every)
         has_one = [any(flags) for flags in zip(*(each[3] for each in every), strict=True)]
         self.across.gradients([parameter for parameter, has in zip(parameters, has_one, strict=True) if has])
-        return batches, done
+        return done
 
     def _blanks(self, own: int, every: Sequence[int]) -> int:
         """How many blank micro-batches make this rank run as many passes as every other."""
@@ -393,10 +370,8 @@ class Updater:
         self.loss_scale.scale(loss).backward()
 
     def loss(self, batch: MicroBatch, scored: TokenLogprobs, old: Tensor, own: Pass) -> Tensor:
-        """A micro-batch's share of the loss, given the old log-probabilities ``(B, T)``; ``own`` gets its parts.
-
-        With ``own.critic_only`` only the critic's loss counts; the others are still measured.
-        """
+        """A micro-batch's share of the loss, given the old log-probabilities ``(B, T)``; ``own`` gets its parts. With
+        ``own.critic_only`` only the critic's loss counts; the others are still measured."""
         algorithm, wanted, meter, mask = self.algorithm, self.wanted, own.meter, batch.loss_mask
         num_trainable, logprobs = batch.num_trainable, scored.logprobs
         assert batch.advantages is not None

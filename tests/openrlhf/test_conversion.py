@@ -98,7 +98,7 @@ VALUES = {
 
 
 def words(flag: Any) -> str:
-    value = {"nothing": "", "one": VALUES.get(flag.name, "3"), "two": "0.3 0.4", "some": "q_proj v_proj"}[flag.takes]
+    value = {"": "", "X": VALUES.get(flag.name, "3"), "L H": "0.3 0.4", "X …": "q_proj v_proj"}[flag.takes]
     return f"--{flag.name} {value}"
 
 

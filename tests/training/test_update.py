@@ -192,8 +192,8 @@ def test_updates_that_are_not_finite_are_skipped_counted_and_can_be_kept(
     assert resumed.skipped_in_a_row == 3
     assert updater.train(samples(), PAID, step=5).metrics["updates_skipped"] == 0 and updater.skipped_in_a_row == 0
     assert not all(map(torch.equal, before, updater.parameters))
-    (skipped,) = result.skipped
-    save_batches(tmp_path, "step-000004-1", skipped.batches, 4, skipped.broken)
+    ((values, batches),) = result.skipped
+    save_batches(tmp_path, "step-000004-1", batches, 4, values)
     files = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
     assert files == [f"step-000004-1.{end}" for end in ("json", "safetensors")]
     said = json.loads((tmp_path / "step-000004-1.json").read_text())
