@@ -17,7 +17,7 @@ from transformers import Qwen3ForCausalLM
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import WEIGHTS
 from emailrl.engines.base import Request, SamplingParams
-from emailrl.engines.local import weights
+from emailrl.engines.local import passes as weights
 from emailrl.engines.local.engine import TransformersEngine
 
 IDS = torch.tensor([[5, 9, 11, 30, 2]])
