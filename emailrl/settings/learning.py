@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from emailrl.settings.fields import Decay, Env, Flag, Fraction, LearningRate, NonNegative, Bool, Positive, Section
+from emailrl.settings.fields import Bool, Decay, Env, Flag, Fraction, LearningRate, NonNegative, Positive, Section
 
 YEAR: Final = 365 * 24 * 3600
 MOST_SAMPLES: Final = 10_000
