@@ -225,16 +225,6 @@ class RankGroup(Ranks):
         if self._pulse.failure is not None:
             raise self._pulse.failure from None
 
-    def check_same(self, what: str, value: str) -> None:
-        values = self.gather(value)
-        different = [str(rank) for rank, other in enumerate(values) if other != values[0]]
-        if different:
-            self._agreed = EmailRLError(
-                f"{what} of rank {', '.join(different)} differs from rank 0's.",
-                "All ranks need the same emailrl, torch and model files.",
-            )
-            raise self._agreed
-
     def host_mesh(self) -> DeviceMesh | None:
         import torch.distributed as dist
         from torch.distributed.device_mesh import DeviceMesh

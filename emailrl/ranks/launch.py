@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -83,22 +84,19 @@ class Launch:
 
     def wait_for_address(self, say: Callable[[str], None]) -> None:
         """Wait until the first host's name resolves, as it may still be starting; EmailRLError if it takes too long."""
-        host, port = self._address()
-        seconds = self.start_seconds
-        end, said = time.monotonic() + seconds, False
-        while True:
+        (host, port), seconds = self._address(), self.start_seconds
+        end = time.monotonic() + seconds
+        for attempt in itertools.count():
             try:
                 socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 return
             except (OSError, UnicodeError) as error:
                 if time.monotonic() >= end:
-                    raise EmailRLError(
-                        f"--rdzv-endpoint: the host {host} has no address after {seconds:g} s ({error}).",
-                        "Check the name, or raise RANK_START_TIMEOUT if the host needs longer to start.",
-                    ) from None
-            if not said:
+                    what = f"--rdzv-endpoint: the host {host} has no address after {seconds:g} s ({error})."
+                    hint = "Check the name, or raise RANK_START_TIMEOUT if the host needs longer to start."
+                    raise EmailRLError(what, hint) from None
+            if not attempt:
                 say(f"Waiting up to {seconds:g} s (RANK_START_TIMEOUT) for the host {host}, which has no address.")
-                said = True
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
     @contextmanager
@@ -135,12 +133,11 @@ class Launch:
             here = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
             return {**here, "run_id": f"{RUN_ID}-{uuid.uuid4().hex}"}
         seconds = math.ceil(self.start_seconds)
-        there: dict[str, Any] = {"rdzv_endpoint": self.rdzv_endpoint, "run_id": RUN_ID}
+        backend, limits = "static", {"rank": self.node_rank, "timeout": seconds}
         if self.node_rank is None:
-            limits = {"join_timeout": seconds, "read_timeout": min(_LONGEST_CONNECT, seconds)}
-            return {**there, "rdzv_backend": "c10d", "rdzv_configs": limits}
-        own = {"rank": self.node_rank, "timeout": seconds}
-        return {**there, "rdzv_backend": "static", "rdzv_configs": own}
+            backend, limits = "c10d", {"join_timeout": seconds, "read_timeout": min(_LONGEST_CONNECT, seconds)}
+        own = {"rdzv_backend": backend, "rdzv_configs": limits}
+        return {"rdzv_endpoint": self.rdzv_endpoint, "run_id": RUN_ID, **own}
 
 
 def restarts() -> int:

@@ -87,11 +87,10 @@ def read_conversations(
     if held_out := sum(trajectory.scenario.split == "test" for trajectory in best.values()):
         notes.append(f"{held_out} of them are on test questions: a benchmark on those is no longer held out")
     found = []
-    for trajectory in best.values():
-        scenario, messages = trajectory.scenario, list(trajectory.messages)
-        while messages[-1].role != "assistant":  # nothing after it is trained
-            messages.pop()
-        found.append(Conversation(trajectory.id, scenario.inbox_address, scenario.split, messages))
+    for one in best.values():
+        last = max(n for n, message in enumerate(one.messages) if message.role == "assistant")  # the last one trained
+        messages = list(one.messages[: last + 1])
+        found.append(Conversation(one.id, one.scenario.inbox_address, one.scenario.split, messages))
     return found, notes
 
 

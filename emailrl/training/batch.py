@@ -215,8 +215,8 @@ class MicroBatch:
             cut = {name: each[rows, :width] if each.ndim == 2 else each[rows] for name, each in self.tensors().items()}
             cut["shared"] = cut["shared"].clone()
             cut["shared"][:1] = 0  # the row before the first is not in this batch
-            ids, names, num_tokens = self.indices[rows], self.trajectory_ids[rows], lengths[rows].sum()
-            num_tokens = int(num_tokens - cut["shared"].sum())
+            num_tokens = int(lengths[rows].sum() - cut["shared"].sum())
+            ids, names = self.indices[rows], self.trajectory_ids[rows]
             made.append(replace(self, **cut, indices=ids, trajectory_ids=names, num_tokens=num_tokens))
         return made
 
