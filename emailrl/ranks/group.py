@@ -346,15 +346,11 @@ def _meet(training: TrainingSettings, device: str, place: Place) -> RankGroup:
     on_gpu, local = device != "cpu" and torch.cuda.is_available(), place.local_world
     if on_gpu:
         if local > (gpus := torch.cuda.device_count()):
-            raise UsageError(
-                f"--nproc {local} needs {local} GPUs, but this host has {gpus}.",
-                "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs.",
-            )
+            hint = "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs."
+            raise UsageError(f"--nproc {local} needs {local} GPUs, but this host has {gpus}.", hint)
         if local > 1 and device.startswith("cuda:"):
-            raise UsageError(
-                f"EMAILRL_DEVICE={device} is one GPU, but --nproc {local} needs one per rank.",
-                "Unset it: each rank then takes its own GPU.",
-            )
+            hint = "Unset it: each rank then takes its own GPU."
+            raise UsageError(f"EMAILRL_DEVICE={device} is one GPU, but --nproc {local} needs one per rank.", hint)
         torch.cuda.set_device(place.local_rank)
     start = timedelta(seconds=training.rank_start_timeout)
     try:

@@ -51,10 +51,8 @@ class Launch:
 
     def __post_init__(self) -> None:
         if self.nnodes > 1 and not self.rdzv_endpoint:
-            raise UsageError(
-                f"--nnodes {self.nnodes} needs --rdzv-endpoint.",
-                "Pass the first host's address and a free port, HOST:PORT.",
-            )
+            hint = "Pass the first host's address and a free port, HOST:PORT."
+            raise UsageError(f"--nnodes {self.nnodes} needs --rdzv-endpoint.", hint)
         if self.nnodes == 1 and (self.rdzv_endpoint is not None or self.node_rank is not None):
             raise UsageError("--node-rank and --rdzv-endpoint are for several hosts.", "Add --nnodes, or drop them.")
         if self.node_rank is not None and self.node_rank >= self.nnodes:
@@ -76,10 +74,8 @@ class Launch:
         except ValueError:  # no number, too high, or unbalanced brackets
             host = port = None
         if not host or not port or parts.netloc != self.rdzv_endpoint or "@" in parts.netloc:
-            raise UsageError(
-                f"--rdzv-endpoint {self.rdzv_endpoint!r} is not HOST:PORT.",
-                "Pass the first host's address and a port from 1 to 65535, such as node0:29500.",
-            )
+            hint = "Pass the first host's address and a port from 1 to 65535, such as node0:29500."
+            raise UsageError(f"--rdzv-endpoint {self.rdzv_endpoint!r} is not HOST:PORT.", hint)
         return host, port
 
     def wait_for_address(self, say: Callable[[str], None]) -> None:
@@ -165,15 +161,9 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
     newer = {"shutdown_timeout": SECONDS_TO_END, "signals_to_handle": "SIGHUP,SIGQUIT"}  # since torch 2.12
     known: dict[str, Any] = {name: value for name, value in newer.items() if name in fields}
     with _signals_passed_on(), tempfile.TemporaryDirectory(prefix="emailrl-ranks-") as folder:
-        config = LaunchConfig(
-            min_nodes=wanted.nnodes,
-            max_nodes=wanted.nnodes,
-            nproc_per_node=wanted.nproc,
-            max_restarts=wanted.max_restarts,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            **wanted.rendezvous(),
-            **known,
-        )
+        hosts = {"min_nodes": wanted.nnodes, "max_nodes": wanted.nnodes, "nproc_per_node": wanted.nproc}
+        known |= {**hosts, "max_restarts": wanted.max_restarts, **wanted.rendezvous()}
+        config = LaunchConfig(**known, logs_specs=DefaultLogsSpecs(log_dir=folder))
         try:
             with wanted.meeting() if wanted.rdzv_endpoint else nullcontext():
                 elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)

@@ -57,10 +57,8 @@ def make_samples(
     counts = Counter(trajectories_truncated=0, samples_nothing_trainable=0)
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         if problem := _problem(trajectory):
-            raise EmailRLError(
-                f"Trajectory {trajectory.id} cannot be trained: {problem}.",
-                "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm).",
-            )
+            hint = "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm)."
+            raise EmailRLError(f"Trajectory {trajectory.id} cannot be trained: {problem}.", hint)
         if mask_truncated and is_truncated(trajectory):
             counts["trajectories_truncated"] += 1
             continue
