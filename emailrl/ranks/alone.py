@@ -164,9 +164,8 @@ class Ranks:
 
         def compare() -> None:
             if value != first:
-                raise EmailRLError(
-                    f"{what} differs from rank 0's.", "All ranks need the same emailrl, torch and model files."
-                )
+                hint = "All ranks need the same emailrl, torch and model files."
+                raise EmailRLError(f"{what} differs from rank 0's.", hint)
 
         self.agree(compare)
 

@@ -56,9 +56,8 @@ class Launch:
         if self.nnodes == 1 and (self.rdzv_endpoint is not None or self.node_rank is not None):
             raise UsageError("--node-rank and --rdzv-endpoint are for several hosts.", "Add --nnodes, or drop them.")
         if self.node_rank is not None and self.node_rank >= self.nnodes:
-            raise UsageError(
-                f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", "Hosts are numbered from 0."
-            )
+            hint = "Hosts are numbered from 0."
+            raise UsageError(f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", hint)
         if self.rdzv_endpoint:
             self._address()
 

@@ -61,17 +61,11 @@ def build_updater(
     policy: Policy, settings: Settings, *, total_steps: int | None = None, ranks: Ranks = ALONE
 ) -> Updater:
     """The updater of a run, the same on every rank."""
-    tolerance = settings.vllm.vllm_probe_tolerance or 0.0
-    return Updater(
-        policy,
-        resolve(settings),
-        settings.training,
-        settings.algorithm,
-        settings.agent,
-        total_steps=total_steps,
-        across=Across(ranks, sharded=policy.sharded),
-        largest_gap=max(LARGEST_GAP, TIMES_TOLERANCE * tolerance) if settings.has_servers else math.inf,
-    )
+    gap = max(LARGEST_GAP, TIMES_TOLERANCE * (settings.vllm.vllm_probe_tolerance or 0.0))
+    gap = gap if settings.has_servers else math.inf
+    parts = resolve(settings), settings.training, settings.algorithm, settings.agent
+    across = Across(ranks, sharded=policy.sharded)
+    return Updater(policy, *parts, total_steps=total_steps, across=across, largest_gap=gap)
 
 
 def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:

@@ -36,6 +36,7 @@ from emailrl.training.forward import Forward
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import aggregate, correction_weights, count_for, policy_loss, value_loss
 
+CLIPPING = ("clip_low", "clip_high", "dual_clip", "ratio_level")  # Fields of an algorithm, arguments of the loss
 Noted = list[tuple[Mapping[str, float], float]]  # Measured values by name, and their weight in a mean
 
 
@@ -216,16 +217,14 @@ class Updater:
         """Continue bit for bit from ``state``; raises EmailRLError for another adapter's state."""
         if any(name.startswith("value_head.") for name in state["parameters"]) != bool(self.critic):
             kind = "without" if self.critic else "with"
-            raise EmailRLError(
-                f"The trainer state is from a run {kind} a critic.", "Resume with the run's --algorithm."
-            )
+            hint = "Resume with the run's --algorithm."
+            raise EmailRLError(f"The trainer state is from a run {kind} a critic.", hint)
         if state["parameters"] != self.names:
             raise EmailRLError("The trainer state belongs to another adapter.", "Resume with the run's LoRA settings.")
         if self.policy.start is not None:
             if state["start"] is None:
-                raise EmailRLError(
-                    "The run was started with REFERENCE=base.", "Unset REFERENCE, or start a new run with --adapter."
-                )
+                hint = "Unset REFERENCE, or start a new run with --adapter."
+                raise EmailRLError("The run was started with REFERENCE=base.", hint)
             for own, value in zip(self.policy.start, state["start"], strict=True):
                 own.copy_(value)
         # A copy: the optimizer would otherwise go on writing into the caller's tensors.
@@ -364,33 +363,24 @@ class Updater:
         assert batch.advantages is not None
         # Weight of a row's token mean, (B, 1): a trajectory in several samples counts as one.
         share = (batch.share if algorithm.aggregation == "sequence_mean" else torch.ones_like(batch.share))[:, None]
-        over = {"constant_length": self.constant_length, "denominator": own.policy_count}
-        loss, ratios = policy_loss(
-            logprobs,
-            old,
-            batch.advantages,
-            mask,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            ratio_level=algorithm.ratio_level,
-            aggregation=algorithm.aggregation,
-            weights=share * self._correction(old, batch, own),
-            **over,
-        )
+        count, length = own.policy_count, self.constant_length
+        over: dict[str, Any] = {"aggregation": algorithm.aggregation, "constant_length": length, "denominator": count}
+        clip: dict[str, Any] = {name: getattr(algorithm, name) for name in CLIPPING}
+        weights = share * self._correction(old, batch, own)
+        loss, ratios = policy_loss(logprobs, old, batch.advantages, mask, weights=weights, **clip, **over)
         noted.append((ratios, num_trainable))
         own.losses["policy_loss"] += float(loss.detach())
         if batch.ref_logprobs is not None:
             kl = estimate(logprobs, batch.ref_logprobs, algorithm.kl_estimator)
             noted.append(({"kl": float(kl.detach().sum()) / num_trainable}, num_trainable))
             if algorithm.kl_in == "loss":
-                penalty = self.kl.coef * aggregate(kl * share, mask, algorithm.aggregation, **over)
+                penalty = self.kl.coef * aggregate(kl * share, mask, **over)
                 own.losses["kl_loss"] += float(penalty.detach())
                 loss = loss + penalty
         if scored.entropy is not None:
             noted.append(({"entropy": float(scored.entropy.detach().sum()) / num_trainable}, num_trainable))
             if wanted.entropy_coef:
-                bonus = aggregate(scored.entropy * share, mask, algorithm.aggregation, **over)
+                bonus = aggregate(scored.entropy * share, mask, **over)
                 loss = loss - wanted.entropy_coef * bonus
         if scored.values is None:
             return loss
