@@ -78,22 +78,14 @@ def signals_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.fixture(scope="session")
-def config_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Folders that do not exist yet, one for each test."""
-    folder = tmp_path_factory.mktemp("config")
-    return (folder / str(number) for number in itertools.count())
+CONFIG_HOMES = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def no_trust_from_outside(monkeypatch: pytest.MonkeyPatch, config_homes: Iterator[Path]) -> None:
-    """A test trusts no folder that the developer trusts, nor leaves one trusted."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(next(config_homes)))
-
-
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings in the developer's environment must not steer a test; a test sets the ones it needs itself."""
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A test trusts no folder that the developer trusts, nor leaves one trusted; and settings in the developer's
+    environment do not steer it: it sets the ones it needs itself."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / f"config-{next(CONFIG_HOMES)}"))
     from emailrl.settings.names import by_env_name
 
     for name in by_env_name().keys() & os.environ.keys() - {"WANDB_MODE"}:

@@ -8,9 +8,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from emailrl.agent.play import Collector, build_stage
 from emailrl.checkpoints import Checkpoint, Metadata, write_checkpoint
+from emailrl.mail.build import build_database
+from emailrl.mail.sources.reading import RawEmail
+from emailrl.model.load import load_policy
 from emailrl.records.trajectory import Scenario
+from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import Settings, load_settings
+from emailrl.sft.small_model import train_tokenizer
 
 ANN = "ann@example.com"
 TEXTS = ("When does the lease end? The lease ends on 31 May 2002.", "Ann will pay the deposit.")
@@ -20,11 +30,6 @@ def make_model(
     folder: Path, *, dtype: str = "float32", texts: Sequence[str] = TEXTS, seed: int = 1, **changes: Any
 ) -> Path:
     """Save a two-layer Qwen3 with the packaged policy's tokenizer recipe, trained on ``texts``, and chat template."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from emailrl.sft.small_model import train_tokenizer
-
     tokenizer = train_tokenizer(texts)
     torch.manual_seed(seed)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -50,10 +55,6 @@ def make_checkpoint(
     path: Path, model: Path, *, metrics: dict[str, Any] | None = None, step: int = 7, **given: str
 ) -> Checkpoint:
     """Write a checkpoint of ``model`` with a random adapter that changes every linear layer, and more settings."""
-    import torch
-
-    from emailrl.model.load import load_policy
-
     settings = load_settings({"model_name": str(model), "lora_rank": 4} | given, environ={}, cwd=path.parent)
     policy = load_policy(settings, trainable=True)
     generator = torch.Generator().manual_seed(3)
@@ -70,8 +71,6 @@ def make_checkpoint(
 
 def cut_matrices(folder: Path) -> Path:
     """Leave one number of every matrix of an adapter; its rank is then 1, and broadcasting would hide the rest."""
-    from safetensors.torch import load_file, save_file
-
     file, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
     save_file({name: tensor[:1, :1].contiguous() for name, tensor in load_file(file).items()}, file)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"r": 1}))
@@ -80,9 +79,6 @@ def cut_matrices(folder: Path) -> Path:
 
 def make_database(db: Path) -> Path:
     """Build a database of three mails in Ann's inbox."""
-    from emailrl.mail.build import build_database
-    from emailrl.mail.sources.reading import RawEmail
-
     bodies = ("The lease ends on 31 May 2002.", "The deposit is 4500 dollars.", "Lunch on Friday?")
     mails = [
         RawEmail(f"<m{n}@x>", f"mail {n}", "bob@example.com", [ANN], [], [], datetime(2001, 5, n + 1, tzinfo=UTC), body)
@@ -108,9 +104,6 @@ def settings_of(tmp_path: Path, **overrides: Any) -> Settings:
 
 def collector_of(settings: Settings, policy: Any, engine: Any) -> Any:
     """A collector that plays with the engine and scores as the settings say."""
-    from emailrl.agent.play import Collector, build_stage
-    from emailrl.rewards.scorer import build_scorer
-
     play = build_stage(settings, policy).on(engine)
     scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
     return Collector(play, scorer.score, settings.agent, settings.training.mode)

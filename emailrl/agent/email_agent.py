@@ -89,7 +89,7 @@ class EmailAgent:
         date, and hides email of that day and later; without it the agent sees all email, and its date is today, or that
         of the newest email if the database ends before. ``report`` is called after each step. Raises UsageError for an
         inbox that no email in the database names, EmailRLError for a missing database or a failed rollout."""
-        from emailrl.agent.runner import run
+        from emailrl.agent.play import run
         from emailrl.agent.task import mail_agent
         from emailrl.engines import SamplingParams
         from emailrl.mail import open_mailbox

@@ -31,6 +31,7 @@ from typer import Option
 
 from emailrl.base.disk import check_out, check_own
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
@@ -70,7 +71,6 @@ def rollout(
 ) -> None:
     from emailrl.cli.trajectory import show_trajectories
     from emailrl.engines import check_player
-    from emailrl.engines.local.weights import adapter_sha256
     from emailrl.measure.journal import Journal, playing_conditions
     from emailrl.model.resolve import same_base
     from emailrl.questions.load import coverage_notes, read_questions
@@ -93,7 +93,7 @@ def rollout(
     chosen = read_questions(None, settings.data).of(part, limit=limit, seed=seed, check_inboxes=False)
     scenarios = chosen.scenarios
     warn(*chosen.notes, *coverage_notes(scenarios, settings.store.db))
-    policy = {"model": settings.model.name, "adapter_sha256": adapter and adapter_sha256(adapter.path)}
+    policy = {"model": settings.model.name, "adapter_sha256": adapter and sha256_of(adapter.path / WEIGHTS)}
     shared = playing_conditions(settings, scenarios, temperature=settings.agent.temperature)
     now = policy | {"split": split, "num_generations": num_generations} | shared
     target, conditions = _claim(out, folder, now, overwrite=overwrite, resume=resume)

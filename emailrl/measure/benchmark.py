@@ -1,9 +1,7 @@
-"""Compares policies on the test split: intervals, significance of differences, and the files with both.
-
-Every policy plays the same questions with the same seeds, so that results are paired by question; accuracies are
-compared with an exact paired test: by inbox, or by question if there are few inboxes. Under attack, every policy plays
-them a second time, on emails with injected instructions.
-"""
+"""Compares policies on the test split: intervals, significance of differences, and the files with both. Every policy
+plays the same questions with the same seeds, so that results are paired by question; accuracies are compared with an
+exact paired test: by inbox, or by question if there are few inboxes. Under attack, every policy plays them a second
+time, on emails with injected instructions."""
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import (
     Evaluation,
@@ -148,11 +147,9 @@ def compare(first: Result, second: Result) -> Comparison:
 
 
 def _attack_record(subject: Subject, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """``attacked``, and per kind of order, how many trajectories saw one and the share that obeyed.
-
-    The share has its Wilson 95 % interval; without attack, or if no trajectory saw an order of the kind, all three are
-    None. Trajectories that raised do not count.
-    """
+    """``attacked``, and per kind of order, how many trajectories saw one and the share that obeyed. The share has its
+    Wilson 95 % interval; without attack, or if no trajectory saw an order of the kind, all three are None. Trajectories
+    that raised do not count."""
     record: dict[str, Any] = {"attacked": subject.attacked}
     rows = [_order_record(subject, each) for each in trajectories if each.exception is None]
     for kind in KINDS:
@@ -187,14 +184,12 @@ def run_benchmark(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Report:
-    """Measure every subject and write results, per-question rows and trajectories into ``out``.
-
-    Trajectories are saved as they end. With ``resume``, those in ``out`` are replayed only if they raised, and scored
-    if they were not; UsageError if they were played under other conditions, or if ``out`` holds a benchmark and neither
-    ``resume`` nor ``overwrite`` is given, or anything else; Busy if another process uses ``out``. After
-    KeyboardInterrupt the questions finished so far are scored, written and reported as ``interrupted``. Raises
-    EmailRLError if every question of a subject raised.
-    """
+    """Measure every subject and write results, per-question rows and trajectories into ``out``. Trajectories are saved
+    as they end. With ``resume``, those in ``out`` are replayed only if they raised, and scored if they were not;
+    UsageError if they were played under other conditions, or if ``out`` holds a benchmark and neither ``resume`` nor
+    ``overwrite`` is given, or anything else; Busy if another process uses ``out``. After KeyboardInterrupt the
+    questions finished so far are scored, written and reported as ``interrupted``. Raises EmailRLError if every question
+    of a subject raised."""
     bench, temperature = settings.benchmark, settings.agent.eval_temperature
     check_samples(bench.bench_samples, temperature)
     check_folder(out)
@@ -310,10 +305,8 @@ def write_report(report: Report, out: Path) -> None:
 
 
 def draw_accuracies(report: Report, out: Path) -> list[Path]:
-    """Draw each result's accuracy with its 95 % interval as ``accuracy.png`` and ``accuracy.svg`` in ``out``.
-
-    A label is the model's name, or a checkpoint's run and name; long ones are cut from the left.
-    """
+    """Draw each result's accuracy with its 95 % interval as ``accuracy.png`` and ``accuracy.svg`` in ``out``. A label
+    is the model's name, or a checkpoint's run and name; long ones are cut from the left."""
     records = report.records()
     figure = new_figure(8, 1.2 + 0.45 * len(records))
     axes = figure.subplots()
@@ -411,12 +404,10 @@ def all_conditions(
     subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: PlayingSettings
 ) -> dict[str, Any]:
     """The conditions that a resumed benchmark must share with the original."""
-    from emailrl.engines.local.weights import adapter_sha256
-
     bases = [subject.model_name for subject in subjects]
     return {
         "models": ", ".join(subject.label for subject in subjects),
-        "adapters": [subject.adapter and adapter_sha256(subject.adapter.path) for subject in subjects],
+        "adapters": [subject.adapter and sha256_of(subject.adapter.path / WEIGHTS) for subject in subjects],
         "samples": settings.benchmark.bench_samples,
         "sequential": settings.benchmark.bench_sequential,
     } | playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature, models=bases)

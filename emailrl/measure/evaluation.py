@@ -19,10 +19,8 @@ MIN_INBOXES = 6
 
 
 def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed.
-
-    Source: Wilson, JASA 22 (1927); center (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²).
-    """
+    """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed. Source: Wilson,
+    JASA 22 (1927); center (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²)."""
     if total == 0:
         return 0.0, 1.0
     center = (successes + z * z / 2) / (total + z * z)
@@ -31,13 +29,11 @@ def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[fl
 
 
 def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[float, float]:
-    """The 95 % interval of the mean of ``shares``, each the share of correct samples of one question.
-
-    Samples of one question are not independent, so the unit is the question: Wilson's interval with the effective
-    sample size p(1 - p) / (s² / n), s² the variance of the n shares (divided by n), kept between n and the
-    ``num_samples`` drawn. With one sample per question this is n, and the interval is Wilson's. (0, 1) if empty.
-    Source: Korn and Graubard, Survey Methodology 24 (1998), for Wilson's interval in place of Clopper and Pearson's.
-    """
+    """The 95 % interval of the mean of ``shares``, each the share of correct samples of one question. Samples of one
+    question are not independent, so the unit is the question: Wilson's interval with the effective sample size p(1 - p)
+    / (s² / n), s² the variance of the n shares (divided by n), kept between n and the ``num_samples`` drawn. With one
+    sample per question this is n, and the interval is Wilson's. (0, 1) if empty. Source: Korn and Graubard, Survey
+    Methodology 24 (1998), for Wilson's interval in place of Clopper and Pearson's."""
     n = len(shares)
     if n == 0:
         return 0.0, 1.0
@@ -49,13 +45,10 @@ def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[fl
 
 
 def paired_test(differences: Sequence[tuple[str, int]]) -> tuple[float, str]:
-    """The p-value of two policies' difference, and the unit of the test: ``inbox`` or ``question``.
-
-    ``differences`` has the inbox of each question, and how many more correct samples the first policy has. Questions
-    about one inbox share its emails, and a policy that these happen to suit is better at many of them at once: the unit
-    is the inbox, with the sum of its differences. With one question each, or fewer than ``MIN_INBOXES`` inboxes, it is
-    the question.
-    """
+    """The p-value of two policies' difference, and the unit of the test: ``inbox`` or ``question``. ``differences`` has
+    the inbox of each question, and how many more correct samples the first policy has. Questions about one inbox share
+    its emails, and a policy that these happen to suit is better at many of them at once: the unit is the inbox, with
+    the sum of its differences. With one question each, or fewer than ``MIN_INBOXES`` inboxes, it is the question."""
     by_inbox: Counter[str] = Counter()
     for inbox, difference in differences:
         by_inbox[inbox] += difference
@@ -65,12 +58,10 @@ def paired_test(differences: Sequence[tuple[str, int]]) -> tuple[float, str]:
 
 
 def sign_flip_p_value(differences: Sequence[int]) -> float:
-    """Two-sided p-value of the exact sign-flip test on one difference per unit; 1 if all are 0.
-
-    If the two policies were equally good, the sign of a unit's difference would be random: p is the share of all sign
-    patterns whose sum is at least as far from 0 as the observed one. If every difference is -1, 0 or 1, this is the
-    exact McNemar test. Source: Fisher's randomization test (1935).
-    """
+    """Two-sided p-value of the exact sign-flip test on one difference per unit; 1 if all are 0. If the two policies
+    were equally good, the sign of a unit's difference would be random: p is the share of all sign patterns whose sum is
+    at least as far from 0 as the observed one. If every difference is -1, 0 or 1, this is the exact McNemar test.
+    Source: Fisher's randomization test (1935)."""
     ways = {0: 1}
     for step, count in Counter(abs(difference) for difference in differences if difference).items():
         binomials = [1]  # number of patterns by count of minus signs
@@ -90,12 +81,10 @@ Ended = Trajectory | Entry  # What a verdict is read of.
 
 
 class Evaluation:
-    """A policy's results on a set of questions, each played once or several times.
-
-    ``accuracy`` and its interval (Wilson's, clustered by question) are over judged answers: a rollout that raised is
-    wrong, an answer without a verdict is left out (``unjudged``). With several samples per question it is the mean over
-    questions of the correct share (avg@k); with none judged, 0 with interval (0, 1).
-    """
+    """A policy's results on a set of questions, each played once or several times. ``accuracy`` and its interval
+    (Wilson's, clustered by question) are over judged answers: a rollout that raised is wrong, an answer without a
+    verdict is left out (``unjudged``). With several samples per question it is the mean over questions of the correct
+    share (avg@k); with none judged, 0 with interval (0, 1)."""
 
     def __init__(self, trajectories: Sequence[Trajectory], step: int = 0) -> None:
         """``trajectories`` are scored."""

@@ -1,8 +1,6 @@
-"""Prepares a checkpoint for other programs: the adapter as is, or merged weights, with tokenizer and card.
-
-The folder is filled under a temporary name and renamed, so that it is complete or absent. ``export.json`` marks it as
-an export, and only such a folder is ever replaced.
-"""
+"""Prepares a checkpoint for other programs: the adapter as is, or merged weights, with tokenizer and card. The folder
+is filled under a temporary name and renamed, so that it is complete or absent. ``export.json`` marks it as an export,
+and only such a folder is ever replaced."""
 
 from __future__ import annotations
 
@@ -39,10 +37,8 @@ _SHOWN = {
 
 
 def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Confirmed | None = None) -> str:
-    """Return the card: description, results, training, and how to load and serve the model.
-
-    ``confirmed`` is the accuracy on questions that did not select the checkpoint; it comes first.
-    """
+    """Return the card: description, results, training, and how to load and serve the model. ``confirmed`` is the
+    accuracy on questions that did not select the checkpoint; it comes first."""
     from jinja2 import Environment, StrictUndefined
 
     def accuracy(shares: Mapping[str, Any]) -> str:
@@ -108,12 +104,10 @@ class Export:
 
 
 def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, overwrite: bool = False) -> Export:
-    """Write ``checkpoint`` to the folder ``out``, after checking its files against their recorded hashes.
-
-    ``adapter`` copies adapter and tokenizer byte for byte; ``merged`` adds the adapter to its base in float32 and
-    rounds once to the base's dtype. Raises UsageError if ``out`` is taken (``overwrite`` replaces only an earlier
-    export), EmailRLError for a damaged checkpoint or a base that does not load.
-    """
+    """Write ``checkpoint`` to the folder ``out``, after checking its files against their recorded hashes. ``adapter``
+    copies adapter and tokenizer byte for byte; ``merged`` adds the adapter to its base in float32 and rounds once to
+    the base's dtype. Raises UsageError if ``out`` is taken (``overwrite`` replaces only an earlier export),
+    EmailRLError for a damaged checkpoint or a base that does not load."""
     verify(checkpoint)
     check_free(out, overwrite)
     incoming, outgoing = (out.with_name(f".{out.name}.{end}") for end in ("incoming", "outgoing"))

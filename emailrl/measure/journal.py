@@ -1,8 +1,6 @@
-"""Saves each trajectory as it ends, so that an interrupted process loses only the unfinished ones.
-
-Unscored trajectories are appended to a file as they end; once scored, the file is rewritten in order. Their conditions
-are kept in a separate file, and only a process with the same conditions may resume.
-"""
+"""Saves each trajectory as it ends, so that an interrupted process loses only the unfinished ones. Unscored
+trajectories are appended to a file as they end; once scored, the file is rewritten in order. Their conditions are kept
+in a separate file, and only a process with the same conditions may resume."""
 
 from __future__ import annotations
 
@@ -35,10 +33,8 @@ if TYPE_CHECKING:
 def playing_conditions(
     settings: PlayingSettings, scenarios: Sequence[Scenario], *, temperature: float, models: Sequence[str] = ()
 ) -> Record:
-    """Everything that determines how questions are played and scored, except the policy; without secrets.
-
-    ``models`` are the base models that play, by default the one of the settings.
-    """
+    """Everything that determines how questions are played and scored, except the policy; without secrets. ``models``
+    are the base models that play, by default the one of the settings."""
     agent, rewards, db = settings.agent, settings.rewards, settings.store.db
     asks_judge, template = uses_judge(rewards), settings.model.chat_template
     return {
@@ -88,16 +84,12 @@ class Busy(EmailRLError):
 
 
 class Conditions:
-    """A file of the conditions under which trajectories are played, locked against other processes until ``close``.
-
-    The file is locked immediately, before anything is loaded or played; if nothing is played, it stays unchanged.
-    """
+    """A file of the conditions under which trajectories are played, locked against other processes until ``close``. The
+    file is locked immediately, before anything is loaded or played; if nothing is played, it stays unchanged."""
 
     def __init__(self, path: Path, now: Record, *, resume: bool) -> None:
-        """With ``resume``, compare with the existing file: UsageError if it is missing or differs.
-
-        Raises Busy if another process holds it. An existing file stays until something is played.
-        """
+        """With ``resume``, compare with the existing file: UsageError if it is missing or differs. Raises Busy if
+        another process holds it. An existing file stays until something is played."""
         self.path, self._now, self._is_written = path, now, resume
         self._new_folders = [folder for folder in path.parents if not folder.exists()]
         check_own(path, "--out")
@@ -217,9 +209,7 @@ class Journal:
         **how: Any,
     ) -> None:
         """Play and score what is missing, a portion of the questions after the other, and order the file by question.
-
-        ``how`` is passed to ``Collector.collect``. At a KeyboardInterrupt, what has ended is scored first.
-        """
+        ``how`` is passed to ``Collector.collect``. At a KeyboardInterrupt, what has ended is scored first."""
         place = {scenario.id: number for number, scenario in enumerate(chain(*portions))}
 
         def ended(trajectory: Trajectory) -> None:

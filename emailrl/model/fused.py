@@ -1,7 +1,6 @@
 """Decoder layers with LoRA (Llama's shape, with or without Qwen3's head norms) for training on a GPU: one autograd
 function a layer, its backward written out, and the backbone that runs packed rows through them. ``Keep`` sets what the
-forward pass keeps for the backward; the rest is recomputed.
-"""
+forward pass keeps for the backward; the rest is recomputed."""
 
 from __future__ import annotations
 

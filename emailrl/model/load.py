@@ -1,6 +1,5 @@
 """Loads a policy: where it computes and whether it fits, before any weight is fetched; the base, from files or the hub;
-an adapter on it; and the model made ready for training batches.
-"""
+an adapter on it; and the model made ready for training batches."""
 
 from __future__ import annotations
 
@@ -130,14 +129,12 @@ def load_policy(
     mesh: DeviceMesh | None = None,
     accompanied: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Policy:
-    """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train.
-
-    A fresh adapter depends only on ``settings.training.seed``, and changes nothing until it is trained (B = 0).
-    ``full`` trains the base's own weights instead; ``critic`` adds the one saved beside ``adapter``, or a new one. With
+    """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train. A fresh
+    adapter depends only on ``settings.training.seed``, and changes nothing until it is trained (B = 0). ``full`` trains
+    the base's own weights instead; ``critic`` adds the one saved beside ``adapter``, or a new one. With
     REFERENCE=start, the policy keeps the adapter as loaded. ``mesh`` holds this host's ranks, over which the base is
     spread if SHARD is on; ``accompanied`` then makes them take part in a forward pass that only this rank needs. Raises
-    UsageError for an unknown model or an adapter of another base, EmailRLError if it is unavailable or too large.
-    """
+    UsageError for an unknown model or an adapter of another base, EmailRLError if it is unavailable or too large."""
     wanted, training, notes = settings.model, settings.training, list[str]()
     if full and (wanted.backend == "unsloth" or wanted.load_in_4bit):
         hint = "Change those, or train an adapter."

@@ -1,6 +1,5 @@
 """Log-probabilities of given tokens, without computing logits of untrained tokens: only hidden states at positions that
-predict a trainable token, a quarter of an agent's trajectory, reach the vocabulary projection, in chunks.
-"""
+predict a trainable token, a quarter of an agent's trajectory, reach the vocabulary projection, in chunks."""
 
 from __future__ import annotations
 
@@ -39,14 +38,12 @@ def token_logprobs(
     value_head: Callable[[Tensor], Tensor] | None = None,
     shared: Tensor | None = None,
 ) -> TokenLogprobs:
-    """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so.
-
-    Padding needs no attention mask: it is on the right, and a causal model only attends left. ``temperature`` 0
-    (greedy sampling) scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``.
-    ``value_head`` maps hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token.
-    ``shared`` ``(B,)``: how many leading tokens a row shares with the previous row (0 in the first); a model with
-    packed rows computes them once. Raises ValueError if the mask has the first token of a row, which nothing predicts.
-    """
+    """Score the tokens of right-padded ``token_ids`` ``(B, T)`` where ``loss_mask`` ``(B, T)`` says so. Padding needs
+    no attention mask: it is on the right, and a causal model only attends left. ``temperature`` 0 (greedy sampling)
+    scores the untempered distribution. ``entropy`` carries a gradient only with ``entropy_grad``. ``value_head`` maps
+    hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token. ``shared`` ``(B,)``:
+    how many leading tokens a row shares with the previous row (0 in the first); a model with packed rows computes them
+    once. Raises ValueError if the mask has the first token of a row, which nothing predicts."""
     trainable, backbone = loss_mask.bool(), fused_backbone(model)
     if trainable[:, :1].any():
         raise ValueError("the first token of a sequence has no log-probability: take it out of the loss_mask")

@@ -1,7 +1,6 @@
 """LoRA adapters on a model: fresh ones, and those read from a folder. That is untrusted: PEFT and torch broadcast a
 one-element matrix to any shape, leave missing weights at their initial values, allocate whatever rank is written, and
-ignore unknown keys. So it is checked before loading: plain LoRA, on the base model's own linear layers, complete.
-"""
+ignore unknown keys. So it is checked before loading: plain LoRA, on the base model's own linear layers, complete."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Padding-free batches: samples concatenated in a single row, with attention confined to each sample.
-
 ``packed_attention``, registered with transformers as ``PACKED``, is without segment bounds transformers' own SDPA
-attention, so that one loaded model serves sampling and training.
-"""
+attention, so that one loaded model serves sampling and training."""
 
 from __future__ import annotations
 
@@ -164,13 +162,11 @@ class PackedRow:
 
 
 def pack(token_ids: Tensor, trainable: Tensor, shared: Tensor | None = None) -> PackedRow:
-    """Flatten ``token_ids`` ``(B, T)`` by the bool mask ``trainable`` ``(B, T)``, whose first column is False.
-
-    A row ends before its last trained token: under causal attention no log-probability depends on later tokens, and the
-    last token is only predicted. Rows without trained tokens are dropped. The first ``shared`` ``(B,)`` tokens of a row
+    """Flatten ``token_ids`` ``(B, T)`` by the bool mask ``trainable`` ``(B, T)``, whose first column is False. A row
+    ends before its last trained token: under causal attention no log-probability depends on later tokens, and the last
+    token is only predicted. Rows without trained tokens are dropped. The first ``shared`` ``(B,)`` tokens of a row
     equal those of the previous row and are computed only there, since a causal model gives both the same states. Raises
-    ValueError if nothing is trained.
-    """
+    ValueError if nothing is trained."""
     steps = torch.arange(token_ids.shape[1], device=token_ids.device)
     lengths = (trainable * steps).amax(dim=1)
     needed = steps < lengths[:, None]

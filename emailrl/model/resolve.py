@@ -1,6 +1,5 @@
 """Finds what a name means: a packaged policy, a model's folder or the hub; an adapter in a run, an export or any PEFT
-folder.
-"""
+folder."""
 
 from __future__ import annotations
 

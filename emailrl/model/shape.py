@@ -1,6 +1,5 @@
 """A model's config, and its shape: the resulting parameters, LoRA parameters and cache bytes. A shape needs no torch,
-and no network for those in ``KNOWN``.
-"""
+and no network for those in ``KNOWN``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Shards a frozen base over the GPUs of one host with FSDP2; a layer is gathered while it runs. Adapters stay whole
-on every rank, so that gradients, optimizer and checkpoints are the same as without sharding. Gathering
-is a collective: every rank of the mesh must run the same forward and backward passes in the same order.
-"""
+"""Shards a frozen base over the GPUs of one host with FSDP2; a layer is gathered while it runs. Adapters stay whole on
+every rank, so that gradients, optimizer and checkpoints are the same as without sharding. Gathering is a collective:
+every rank of the mesh must run the same forward and backward passes in the same order."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Estimate a run's memory, tokens, time and cost before launch, from the settings and a model's config alone.
-
-Needs no torch, no weights and, for built-in shapes, no network. ``docs/evidence/performance.md`` lists the measurements
-that validate the arithmetic.
-"""
+"""Estimate a run's memory, tokens, time and cost before launch, from the settings and a model's config alone. Needs no
+torch, no weights and, for built-in shapes, no network. ``docs/evidence/performance.md`` lists the measurements that
+validate the arithmetic."""
 
 from __future__ import annotations
 
@@ -149,17 +147,13 @@ def make_plan(
     known: Known | None = None,
     here: bool = False,
 ) -> Plan:
-    """Plan the run of ``settings`` on ``device``.
-
-    With several GPUs (``num_gpus`` on each of ``nodes`` hosts, ``network`` Gbit/s between them) some train and the
-    others are vLLM servers; with ENGINE=vllm or transformers and no VLLM_URLS, all train and sample in turn. Without
-    ``num_gpus`` and ``nodes``, EMAILRL_NPROC and EMAILRL_NNODES count GPUs, each with a rank that trains. ``here``: the
-    device is this machine. Then missing packages are reported and the measured run's seconds are used; elsewhere, and
-    with several GPUs, only its token counts are.
-
-    Raises UsageError or EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and
-    questions that training refuses.
-    """
+    """Plan the run of ``settings`` on ``device``. With several GPUs (``num_gpus`` on each of ``nodes`` hosts,
+    ``network`` Gbit/s between them) some train and the others are vLLM servers; with ENGINE=vllm or transformers and no
+    VLLM_URLS, all train and sample in turn. Without ``num_gpus`` and ``nodes``, EMAILRL_NPROC and EMAILRL_NNODES count
+    GPUs, each with a rank that trains. ``here``: the device is this machine. Then missing packages are reported and the
+    measured run's seconds are used; elsewhere, and with several GPUs, only its token counts are. Raises UsageError or
+    EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and questions that training
+    refuses."""
     ranks, counts_ranks = settings.training if device.is_gpu else TrainingSettings(), not (num_gpus or nodes)
     cluster = Cluster(device, num_gpus or ranks.nproc, nodes or ranks.nnodes, network)
     if cluster.gpus > MOST_GPUS:

@@ -1,9 +1,7 @@
 """A run's memory on one GPU, from settings and shape: what is always there, what sampling adds, what training adds.
-
 Each term of a layer's activations is a tensor of `model/fused.py`, or of transformers' and PEFT's modules;
-`tests/plan/test_memory.py` counts the tensors that autograd actually saves. ``w`` is the number of bytes per
-number in the base's dtype.
-"""
+`tests/plan/test_memory.py` counts the tensors that autograd actually saves. ``w`` is the number of bytes per number in
+the base's dtype."""
 
 from __future__ import annotations
 
@@ -123,11 +121,9 @@ def _transformers_layer(shape: Shape, layout: Layout, longest: int) -> int:
 
 
 def head_bytes(shape: Shape, layout: Layout, trained: int) -> int:
-    """Peak bytes of the vocabulary projection, for ``trained`` hidden states and a chunk of logits.
-
-    The states are gathered, normalized in float32 and get a gradient; the fused head allocates logits and their
-    gradient, the unfused one float32 logits, probabilities and three more tensors of that size.
-    """
+    """Peak bytes of the vocabulary projection, for ``trained`` hidden states and a chunk of logits. The states are
+    gathered, normalized in float32 and get a gradient; the fused head allocates logits and their gradient, the unfused
+    one float32 logits, probabilities and three more tensors of that size."""
     chunk = min(CHUNK_ELEMENTS, trained * shape.vocab)
     per_logit = 2 * layout.itemsize if layout.fused_head else layout.itemsize + 20
     return trained * shape.hidden * (3 * layout.itemsize + 4) + chunk * per_logit

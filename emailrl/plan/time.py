@@ -1,9 +1,7 @@
-"""Time of a step and a run, and what several GPUs do: which train and which serve, or that all do both in turn.
-
-Times are operations divided by the speed measured for similar models; expect errors of about a third in them, but not
-in the memory. Every rank trains the configured number of questions, so a step grows with the ranks (weak scaling).
-``docs/guides/scaling.md`` lists the assumptions beyond one GPU's figures.
-"""
+"""Time of a step and a run, and what several GPUs do: which train and which serve, or that all do both in turn. Times
+are operations divided by the speed measured for similar models; expect errors of about a third in them, but not in the
+memory. Every rank trains the configured number of questions, so a step grows with the ranks (weak scaling).
+``docs/guides/scaling.md`` lists the assumptions beyond one GPU's figures."""
 
 from __future__ import annotations
 
@@ -146,11 +144,9 @@ def one_of(job: Job, cards: int = 1) -> Use:
 
 
 def split_of(job: Job) -> Use | None:
-    """What each of several GPUs does; None if the run does not fit, and for one GPU.
-
-    In turn, every GPU trains and samples, alone or with its neighbors in one vLLM engine; with servers, the division
-    is the one with the shortest step of those with about the most tokens per second.
-    """
+    """What each of several GPUs does; None if the run does not fit, and for one GPU. In turn, every GPU trains and
+    samples, alone or with its neighbors in one vLLM engine; with servers, the division is the one with the shortest
+    step of those with about the most tokens per second."""
     gpus, per_host, own = job.cluster.gpus, job.cluster.per_host, job.tokens()
     if gpus == 1:
         return None
@@ -243,11 +239,9 @@ def prefix_share(job: Job, memory: Memory) -> float:
 
 
 def training_flops(shape: Shape, layout: Layout, keep: Keep, tokens: Tokens) -> float:
-    """Operations of one pass over a step, forward and backward, including recomputation.
-
-    A frozen weight costs 2 operations per token forward and 2 for the gradient of its input. Causal attention over T
-    tokens costs 2·T·queries per token forward and twice that backward.
-    """
+    """Operations of one pass over a step, forward and backward, including recomputation. A frozen weight costs 2
+    operations per token forward and 2 for the gradient of its input. Causal attention over T tokens costs 2·T·queries
+    per token forward and twice that backward."""
     attention = tokens.per_trajectory * shape.queries * 2
     products, attentions = 4 * shape.layer_matrix, 3 * attention
     down = 2 * shape.hidden * shape.ffn
@@ -274,11 +268,8 @@ def server_gpus(job: Job) -> int:
 
 def sampling_seconds(job: Job, memory: Memory, engines: int, trajectories: int, *, members: int) -> float:
     """Of one of the ``engines`` for so many ``trajectories``: prefill of unsampled tokens, a group's prompt once for
-    its ``members``; then decoding.
-
-    The engine is in a trainer's process with its ``memory``, or a server. A token of all running trajectories takes the
-    longest of launches, memory traffic and computation.
-    """
+    its ``members``; then decoding. The engine is in a trainer's process with its ``memory``, or a server. A token of
+    all running trajectories takes the longest of launches, memory traffic and computation."""
     agent, vllm, shape, tokens = job.settings.agent, job.settings.vllm, job.shape, job.tokens()
     most, room, each, itemsize = (
         most_at_once(job),

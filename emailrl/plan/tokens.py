@@ -165,12 +165,10 @@ class Job:
 
 
 def limit_to_questions(settings: Settings) -> tuple[Settings, float, list[str]]:
-    """Lower the numbers of training and validation questions to those in the question file.
-
-    The second value is the number of other validation questions, on which the best model is measured again, relative to
-    those of an evaluation. Without a local file there are enough of all, and the third value is a note that says so.
-    Raises UsageError for a file that training would refuse.
-    """
+    """Lower the numbers of training and validation questions to those in the question file. The second value is the
+    number of other validation questions, on which the best model is measured again, relative to those of an evaluation.
+    Without a local file there are enough of all, and the third value is a note that says so. Raises UsageError for a
+    file that training would refuse."""
     data = settings.data
     file = data.questions or questions_file(settings.store.db)
     if not file.exists():

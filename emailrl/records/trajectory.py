@@ -17,17 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    GetPydanticSchema,
-    PlainValidator,
-    TypeAdapter,
-    create_model,
-    model_validator,
-    with_config,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, Field, GetPydanticSchema, PlainValidator, TypeAdapter
 
 from emailrl.base.disk import replace_bytes
 from emailrl.base.errors import EmailRLError
@@ -66,7 +57,7 @@ class _Counts(BaseModel):
 
 
 _Rubric = Annotated[dict[str, Any], AfterValidator(lambda rubric: _Counts.model_validate(rubric) and rubric)]
-_closed = with_config(extra="forbid")
+_closed = pydantic.with_config(extra="forbid")
 
 
 class StopReason(StrEnum):
@@ -272,7 +263,7 @@ class _Tokens(BaseModel):
     loss_mask: Mask = []
     sampler_logprobs: list[Number | None] = []
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _joined(self) -> Self:
         if "samples" not in self.model_fields_set:
             if absent := [name for name in TokenSample.__slots__ if name not in self.model_fields_set]:
@@ -284,7 +275,7 @@ class _Tokens(BaseModel):
 _OPTIONAL: dict[str, Any] = {"final_answer": None, "final_sources": [], "exception": None}
 _FIELDS = {name: kind for name, kind in get_type_hints(Trajectory, include_extras=True).items() if name != "samples"}
 _REQUIRED: dict[str, Any] = {name: (kind, _OPTIONAL.get(name, ...)) for name, kind in _FIELDS.items()}
-_LINE = TypeAdapter(create_model("Line", __base__=_Tokens, **_REQUIRED))
+_LINE = TypeAdapter(pydantic.create_model("Line", __base__=_Tokens, **_REQUIRED))
 """Unlike the dataclass, a line has all fields but ``_OPTIONAL``; further ones are ignored."""
 
 

@@ -18,17 +18,7 @@ from emailrl import checkpoints
 from emailrl.base.disk import LOCK
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.checkpoints import (
-    METADATA,
-    SFT,
-    WEIGHTS,
-    Checkpoint,
-    damage_of,
-    incomplete_checkpoints,
-    list_checkpoints,
-    read_checkpoint,
-    sha256_of,
-)
+from emailrl.checkpoints import METADATA, SFT, WEIGHTS, Checkpoint, damage_of, list_checkpoints, read_checkpoint
 from emailrl.mail.connection import HOW_DATABASES_CHANGE
 from emailrl.model.resolve import find_adapter, same_base
 from emailrl.records import read_records
@@ -70,7 +60,7 @@ def run_to_resume(resume: str, output_dir: Path, mode: str, *, any_mode: bool = 
 def _is_vain(run: Path) -> bool:
     """Whether a run has no checkpoint to resume, damaged or intact; a first one, half-written, has no name yet."""
     only_products = all(item.metadata.kind == SFT for item in list_checkpoints(run))
-    return only_products and not any(path.exists() for path in incomplete_checkpoints(run))
+    return only_products and not any(path.exists() for path in checkpoints.incomplete_checkpoints(run))
 
 
 def _resumable(run: Path) -> list[Checkpoint]:
@@ -106,7 +96,7 @@ def loss_of_going_back(directory: Path, checkpoint: Checkpoint) -> str | None:
 
 def _damaged_after(directory: Path, step: int) -> dict[Path, str]:
     """A run's damaged ``checkpoint-N`` of steps after this one, each with what is wrong."""
-    damaged = incomplete_checkpoints(directory).items()
+    damaged = checkpoints.incomplete_checkpoints(directory).items()
     return {path: why for path, why in damaged if path.exists() and _step_in_name(path) > step}
 
 
@@ -167,7 +157,7 @@ def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Star
     elif adapter is not None:
         found = find_adapter(adapter, settings.output.output_dir)
         path, base, why = found.path, found.base_model, "the adapter's base"
-        parent = _recorded(path) or f"{path.resolve()} sha256:{sha256_of(path / WEIGHTS)}"
+        parent = _recorded(path) or f"{path.resolve()} sha256:{checkpoints.sha256_of(path / WEIGHTS)}"
         notes.append(f"starting from the weights of {parent}")
     else:
         return Start(settings, parent=_recorded(Path(settings.model.name)))

@@ -24,19 +24,11 @@ import numpy as np
 import torch
 
 import emailrl
+from emailrl import checkpoints
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import first_line
 from emailrl.base.process import handled_by, is_importing
-from emailrl.checkpoints import (
-    SFT,
-    Checkpoint,
-    Metadata,
-    created_after,
-    prunable,
-    remove_checkpoints,
-    run_folders,
-    write_checkpoint,
-)
+from emailrl.checkpoints import SFT, Checkpoint, Metadata
 from emailrl.model.lora import writing_tensors
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import REPLACED, STATE_FILE
@@ -275,6 +267,7 @@ class Run(Generic[S]):
     def write(self, kind: str) -> Checkpoint:
         """Write ``best_model``, ``final`` or ``checkpoint-N`` with the last complete step, and prune the last."""
         settings, origin = self.settings, self.origin
+        runs = checkpoints.run_folders(settings.output.output_dir)
         path = self.directory / NAMES.get(kind, f"checkpoint-{self._step}")
         metadata = Metadata(
             run_id=origin.run_id,
@@ -293,14 +286,14 @@ class Run(Generic[S]):
             database_fingerprint=origin.database_fingerprint,
             questions_fingerprint=origin.questions_fingerprint,
             git_commit=git_commit(),
-            created_at=created_after({*run_folders(settings.output.output_dir), self.directory}),
+            created_at=checkpoints.created_after({*runs, self.directory}),
         )
-        checkpoint = write_checkpoint(path, metadata, lambda folder: self.fill(folder, kind))
+        checkpoint = checkpoints.write_checkpoint(path, metadata, lambda folder: self.fill(folder, kind))
         if kind != SFT:
             self.saved_step = self._step
         if (replaced := self.directory / REPLACED).exists():  # the new run has a checkpoint now
             shutil.rmtree(replaced)
-        remove_checkpoints(prunable(self.directory, settings.output.save_total_limit))
+        checkpoints.remove_checkpoints(checkpoints.prunable(self.directory, settings.output.save_total_limit))
         return checkpoint
 
     def fill(self, folder: Path, kind: str) -> None:

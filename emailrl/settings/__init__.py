@@ -2,20 +2,24 @@
 
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import PRESETS, folder_risks, load_settings, trust_folder
-from emailrl.settings.running import BenchmarkSettings, OpenAISettings, OutputSettings, TrackingSettings, VllmSettings
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,
+    BenchmarkSettings,
     DataSettings,
     GenerationSettings,
     LoraSettings,
     ModelSettings,
+    OpenAISettings,
+    OutputSettings,
     PlayingSettings,
     PolicySettings,
     RewardSettings,
     RewardWeightSettings,
     Settings,
     StoreSettings,
+    TrackingSettings,
+    VllmSettings,
     run_root,
 )
 from emailrl.settings.trust import Untrusted, check_wandb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 
 class Env:
@@ -58,8 +58,8 @@ class Section(BaseModel):
         return value
 
 
-def on_or_off(value: object) -> object:
-    """The words of a switch for those of a boolean; anything else as it is."""
+def _on_or_off(value: object) -> object:
+    """Map spellings of true and false to on and off; leave other values unchanged."""
     words = {"true": "on", "1": "on", "yes": "on", "false": "off", "0": "off", "no": "off"}
     return words.get(str(value).lower(), value)
 
@@ -70,6 +70,7 @@ def _greedy_or_warm(temperature: float) -> float:
     return temperature
 
 
+Bool = BeforeValidator(_on_or_off)
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LearningRate = Annotated[float, Field(gt=0, le=1)]

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from emailrl.settings.fields import Decay, Env, Flag, Fraction, LearningRate, NonNegative, Positive, Section, on_or_off
+from emailrl.settings.fields import Bool, Decay, Env, Flag, Fraction, LearningRate, NonNegative, Positive, Section
 
 YEAR: Final = 365 * 24 * 3600
 MOST_SAMPLES: Final = 10_000
@@ -79,7 +79,7 @@ class TrainingSettings(Section):
     trainer may go without progress, before the run ends with an error."""
     rank_start_timeout: Annotated[float, Field(gt=0, le=YEAR)] = 1800
     """Seconds that ranks wait for each other until the model is loaded on all of them."""
-    gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], BeforeValidator(on_or_off)] = "auto"
+    gradient_checkpointing: Annotated[Literal["auto", "off", "selective", "on"], Bool] = "auto"
     """Recompute activations in the backward pass: on uses the least memory, off the least time, selective keeps only
     attention; auto recomputes what does not fit on the GPU, and nothing on a CPU. true and false mean on and off."""
 

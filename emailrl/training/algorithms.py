@@ -17,7 +17,7 @@ from emailrl.settings.names import leaves, nearest
 from emailrl.settings.needs import errors, notes
 
 if TYPE_CHECKING:
-    from emailrl.agent.runner import Environment
+    from emailrl.agent.play import Environment
     from emailrl.mail import Mailbox
     from emailrl.records.trajectory import Scenario
 

@@ -39,7 +39,6 @@ def test_sampled_tokens_pass(trajectory: Trajectory) -> None:
     ("part", "number", "changes", "where"),
     [
         ("samples", 0, {"token_ids": [1, 2, 6, 5, 3, 7]}, "turn 0, token 0: sampled (5, -0.5), but (6, -0.5) in the"),
-        ("samples", 1, {"token_ids": [1, 4, 8, 10]}, "turn 2, token 1"),
         ("samples", 0, {"sampler_logprobs": [None, None, -0.5, -0.26, None, -0.125]}, "turn 0, token 1"),
         ("samples", 0, {"loss_mask": [0, 0, 1, 1, 1, 1]}, "sample 0, position 4: mask 1 with log-probability None"),
         # A token of the tool is trained; one that was sampled is not; the last one is lost; the mask is shifted.

@@ -65,17 +65,6 @@ def collect(db: Path, tmp_path: Path, renderer: ChatRenderer, scripted: Callable
     return run
 
 
-def test_a_group_is_played_and_scored(collect: Any) -> None:
-    texts = {"0": [SEARCH, ANSWER], "1": [DONT_KNOW]}
-    (answered, gave_up), _ = collect(lambda name: texts[name[-1]], make_questions(1), 2)
-    assert answered.messages[3].content.startswith('[{"message_id":"<m0@x>","snippet":')
-    assert (answered.rubric["answer_correct"], answered.rubric["sources_correct"]) == (True, True)
-    assert answered.reward > 1 > gave_up.reward
-    assert answered.reward == sum(answered.reward_terms.values())
-    assert gave_up.rubric["returned_i_dont_know"]
-    assert [turn.tool_name for turn in answered.turns] == ["search_emails", "return_final_answer"]
-
-
 def test_trajectories_are_named_and_stamped_and_sampled_at_the_temperature_of_training(collect: Any) -> None:
     (first, second, third, fourth), engine = collect([DONT_KNOW], make_questions(2), 2)
     assert engine.requests[0].sampling.temperature == 0.7

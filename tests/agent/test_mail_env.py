@@ -138,16 +138,8 @@ def test_an_invalid_id_is_told_and_noted(play: Play) -> None:
 
 
 def test_spellings_of_i_dont_know() -> None:
-    unknown = [
-        "I don't know",
-        "I don't know.",
-        "I don\u2019t know",
-        "i dont know",
-        "I do not know!",
-        "IDK",
-        "Don't know",
-    ]
-    unknown += [' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer."]
+    unknown = ["I don't know", "I don't know.", "I don\u2019t know", "i dont know", "I do not know!", "IDK"]
+    unknown += ["Don't know", ' "I don\'t know." ', "Sorry, I don't know.", "I'm sorry, but I don't know the answer."]
     unknown += ["I do not know the answer to that"]
     others = ["", "I don't know, maybe May 20", "Otto doesn't know", "I know", "no", "unknown hero"]
     assert [answer for answer in unknown + others if is_i_dont_know(answer)] == unknown

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from emailrl.agent import StepResult
-from emailrl.agent.play import TokenDriftError, audit
-from emailrl.agent.runner import derive_seed, run
+from emailrl.agent.play import TokenDriftError, audit, derive_seed, run
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
 from emailrl.ranks import Activity

@@ -6,7 +6,7 @@
 ``page.png`` is a screenshot of the page of its run. ``terminal.svg`` is what inspect-trajectory prints of a trajectory
 that the run got right and the untrained policy wrong; that trajectory is kept beside this file, and a test draws it
 again. ``quickstart_curve.svg`` is the run's own ``curve.svg``. ``training_curve.svg`` is drawn by
-``tests/gpu/small_model.py curves --short`` from the three runs of SmolLM2.
+``tests/gpu/small_model.py curves --short`` (at bfac788d) from the three runs of SmolLM2.
 """
 
 from __future__ import annotations

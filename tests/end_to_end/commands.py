@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,38 @@ def begin(folder: Path, *arguments: str) -> int:
 def exit_code(child: int) -> int:
     """Wait for it to end; minus the signal's number where one ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
+
+
+def file_operations(work: Callable[[], object], folder: Path, *, kill_at: int | None = None) -> int | None:
+    """Work in a child process; its file operations in the folder, or None where it killed itself at the n-th."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def audit(event: str, args: tuple[Any, ...]) -> None:
+            nonlocal count
+            if event in EVENTS and str(folder) in str(args):
+                count += 1
+                if kill_at is not None and count > kill_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        torch.set_num_threads(1)
+        sys.addaudithook(audit)
+        try:
+            work()
+            os.write(tell, str(count).encode())
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    os.close(tell)
+    with open(told) as said:
+        assert status in (0, signal.SIGKILL), status
+        return int(said.read()) if status == 0 else None
 
 
 @contextmanager

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from operator import le
 from pathlib import Path
-from typing import Any
 
 import pytest
-from end_to_end.commands import begin, exit_code
+from end_to_end.commands import begin, exit_code, file_operations
 from end_to_end.conftest import MakeSettings, Options, settle
 from same_run import assert_nothing_torn, assert_same_run, everything, lines
 
@@ -23,37 +21,14 @@ from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
 
 KILLS = 30
-EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 
 
 def operations(
     settings: Settings, resume: str | None = None, *, overwrite: bool = False, kill_at: int | None = None
 ) -> int | None:
-    """Train in a child process; its file operations in the run, or None where it killed itself at the n-th."""
-    told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        count, inside = 0, str(settings.output.output_dir.parent)
-
-        def audit(event: str, args: tuple[Any, ...]) -> None:
-            nonlocal count
-            if event in EVENTS and inside in str(args):
-                count += 1
-                if kill_at is not None and count > kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(audit)
-        try:
-            train(settings, resume=resume, overwrite=overwrite)
-            os.write(tell, str(count).encode())
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    os.close(tell)
-    with open(told) as said:
-        assert status in (0, signal.SIGKILL), status
-        return int(said.read()) if status == 0 else None
+    """Train in a child process; see ``file_operations``."""
+    work = partial(train, settings, resume=resume, overwrite=overwrite)
+    return file_operations(work, settings.output.output_dir.parent, kill_at=kill_at)
 
 
 @pytest.fixture(scope="module")

@@ -56,11 +56,6 @@ def said(
             {"id": f"id{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
             for n, (name, arguments) in enumerate(calls)
         ]
-    return {
-        "id": "1",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "m",
-        "choices": [{"index": 0, "finish_reason": finish, "message": message}],
-        "usage": usage or {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
-    }
+    choice = {"index": 0, "finish_reason": finish, "message": message}
+    counted = usage or {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+    return {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": counted}

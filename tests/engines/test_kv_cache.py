@@ -95,42 +95,35 @@ def test_rows_of_about_one_length_are_gathered_together() -> None:
     assert groups_of([100, 200, 250, 270], on_cpu=False) == [slice(0, 3), slice(3, 4)]  # 170 + 70 + 20
 
 
-def counted(
-    engine: TransformersEngine, asked: list[Request], monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[Completion], int]:
-    """The completions, and the most bytes of the cache's tensors; while one grows, there are the old and the new."""
+def test_one_long_trajectory_takes_no_more_than_it_holds(
+    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peaks, original = list[int](), BlockLayer.grown
 
-    def held() -> int:
-        layers = [layer for layer in engine.cache.layers if layer.is_initialized]
+    def held(cache: BlockCache) -> int:
+        layers = [layer for layer in cache.layers if layer.is_initialized]
         return sum(tensor.nbytes for layer in layers for tensor in (layer.keys, layer.values))
 
     def growing(self: BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
         grown = original(self, tensor)
-        peaks.append(held() + grown.nbytes)
+        peaks.append(held(self.cache) + grown.nbytes)  # the old and the new
         return grown
 
     monkeypatch.setattr(BlockLayer, "grown", growing)
-    done = engine.generate(asked)
-    return done, max([held(), *peaks])
-
-
-def test_one_long_trajectory_takes_no_more_than_it_holds(
-    model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
     asked = [*requests(*[10] * 7, max_tokens=20), Request("long", SamplingParams(60), prompt(9, 180), seed=9)]
-    with monkeypatch.context() as patch:
-        unbounded, peak = counted(TransformersEngine(model, [39], max_rows=8), asked, patch)
+    engine = TransformersEngine(model, [39], max_rows=8)
+    unbounded = engine.generate(asked)
+    peak = max([held(engine.cache), *peaks])
     longest = max(180 + len(unbounded[-1].token_ids), 181)
     # Seven of at most 30 tokens, one block each; the long one; block 0; half as much again where it grew.
     blocks = 7 + blocks_of(longest) + 1
     assert 0 < peak <= 1.5 * blocks * BLOCK * TOKEN * 5 / 4
     assert peak < 8 * longest * TOKEN / 2  # what slots as long as the longest would take, by far
-
+    peaks.clear()
     budget = bytes_for(9)
-    tight, peak = counted(TransformersEngine(model, [39], max_rows=8, cache_bytes=budget), asked, monkeypatch)
-    same(tight, unbounded)
-    assert 0.6 * budget < peak <= budget
+    tight = TransformersEngine(model, [39], max_rows=8, cache_bytes=budget)
+    same(tight.generate(asked), unbounded)
+    assert 0.6 * budget < max([held(tight.cache), *peaks]) <= budget
 
 
 def test_what_another_has_no_blocks_for_yet_is_not_shared(model: Qwen3ForCausalLM) -> None:
@@ -305,24 +298,6 @@ def test_a_passing_out_of_memory_costs_a_part_of_the_cache_until_that_is_given_b
     engine.release()
     engine.generate(requests(5))
     assert engine.cache.most == 14
-
-
-@pytest.mark.parametrize("room", [30, 16, 9])
-def test_a_device_smaller_than_the_budget_ends_with_the_same_results(
-    model: Qwen3ForCausalLM, alone: list[Completion], monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
-    original = BlockLayer.grown
-
-    def growing(self: BlockLayer, tensor: torch.Tensor) -> torch.Tensor:
-        if len(self.cache.users) > room:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return original(self, tensor)
-
-    monkeypatch.setattr(BlockLayer, "grown", growing)
-    engine = TransformersEngine(model, [39], max_rows=8)
-    for _ in range(2):
-        same(engine.generate(requests(*LENGTHS)), alone)
-        engine.release()
 
 
 def test_out_of_memory_with_one_trajectory_is_an_error(model: Qwen3ForCausalLM, run_out: RunOut) -> None:

@@ -18,6 +18,7 @@ from tiny import make_database, make_questions
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.base.http import harmless
+from emailrl.cli.app import main
 from emailrl.engines import check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.openai import OpenAIEngine, as_api
@@ -118,8 +119,6 @@ def test_only_the_call_that_was_played_is_told_again_and_mail_cannot_speak_as_an
 
 
 def test_benchmark_end_to_end(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from emailrl.cli.app import main
-
     def reply(body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] == "dull":
             return 200, said("I would rather chat.")
@@ -148,11 +147,8 @@ def test_benchmark_end_to_end(serve: Serve, tmp_path: Path, monkeypatch: pytest.
         ("good", 0, StopReason.ANSWERED, "31 May 2002")
     }
     assert {(t.rubric["prompt_tokens"], t.rubric["completion_tokens"]) for t in played} == {(200, 40)}
-    assert [turn.cost for turn in played[0].turns] == [pytest.approx(0.0002)] * 2
-    asked = next(body["messages"] for _, body in server.asked if len(body["messages"]) == 4)
-    assert [message["role"] for message in asked] == ["system", "user", "assistant", "tool"]
-    assert asked[3]["tool_call_id"] == asked[2]["tool_calls"][0]["id"] == "id0"
-    assert "ends on 31 May 2002" in asked[3]["content"]
+    *_, call, result = next(body["messages"] for _, body in server.asked if len(body["messages"]) == 4)
+    assert result["tool_call_id"] == call["tool_calls"][0]["id"] and "ends on 31 May 2002" in result["content"]
 
 
 @pytest.mark.parametrize("failure", [(429, {"error": "busy"}, {"Retry-After": "0.01"}), (503, {}), (None, {})])
@@ -206,24 +202,17 @@ for _ in range(400):
 ODD: list[Any] = [
     call({"keywords": ["lease"]}),
     call(5),
-    call(None),
     call({"keywords": {"a": [None, {"b": 1e308}]}, "max_results": 10**300}),
     call(DEEP),
     call("{}", type="custom"),
     call("{}", id=7),
     message(tool_calls={"function": {"name": "search_emails"}}),
     message(tool_calls=["search_emails"]),
-    message(tool_calls=[{"function": {"name": ["search_emails"]}}]),
     message(content=[{"type": "text", "text": "I think"}]),
-    message(content=["I think"]),
     message(content="<tool_call>" + json.dumps({"name": "search_emails", "arguments": DEEP}) + "</tool_call>"),
-    message(),
     {"choices": [{"message": None}]},
-    {"choices": {}},
     [],
-    None,
     message(content="ja") | {"usage": {"prompt_tokens": "many", "completion_tokens": 10**400, "cost": float("inf")}},
-    message(content="ja") | {"usage": ["none"]},
 ]
 
 

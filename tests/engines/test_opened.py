@@ -9,10 +9,10 @@ import pytest
 from tiny import make_checkpoint, make_model, settings_of
 
 from emailrl.base.errors import EmailRLError
+from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.engines import open_policy
 from emailrl.engines.budget import merges, most_requests, most_rows, rows_per_server
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.weights import adapter_sha256
 from emailrl.settings import AgentSettings
 
 
@@ -27,7 +27,7 @@ def test_it_plays_the_adapter_on_the_bare_base_within_the_models_own_limit(parts
     settings, adapter = parts
     (Path(settings.model.name) / "generation_config.json").write_text('{"max_new_tokens": 7}')
     settings, policy, engine = open_policy(settings, adapter)
-    assert (engine.version, engine.adapter_sha256) == (str(adapter), adapter_sha256(adapter))
+    assert (engine.version, engine.adapter_sha256) == (str(adapter), sha256_of(adapter / WEIGHTS))
     assert not policy.trainable and settings.agent.max_tokens == 7
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from ranks.processes import free_port
 from tiny import make_metadata
 
 from emailrl.checkpoints import write_checkpoint
@@ -38,14 +38,8 @@ from emailrl.settings import Settings, load_settings
 pytest.importorskip("vllm", reason="vLLM is not installed: pip install -e '.[vllm]'")
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-    "HF_HUB_OFFLINE": "1",
-}
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_HOST_IP": "127.0.0.1"}
+ENVIRONMENT |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
 CUDA = torch.cuda.is_available()
 DTYPE = "bfloat16" if CUDA else "float32"
 LARGEST_GAP, MEAN_GAP = (0.6, 0.05) if CUDA else (1e-3, 1e-4)
@@ -82,8 +76,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @contextmanager
 def served(model: Path, log: Path, *arguments: str) -> Iterator[str]:
     """A vLLM server of ``model``; its address."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
         "--port", str(port), "--dtype", DTYPE, "--enforce-eager", "--gpu-memory-utilization", str(MEMORY_SHARE),
@@ -129,13 +122,10 @@ def agree(policy: Policy, path: Path | None, completions: list[Completion], temp
     probe = Probe(policy, temperature=temperature)
     probe.load(path)
     ids = policy.tokenizer.encode(TEXT, add_special_tokens=False)[:40]
-    gaps = [
-        abs(stated - own)
-        for completion in completions
-        for stated, own in zip(
-            completion.logprobs, probe.score([*ids, *completion.token_ids], 40, temperature), strict=True
-        )
-    ]
+    gaps = list[float]()
+    for one in completions:
+        own = probe.score([*ids, *one.token_ids], 40, temperature)
+        gaps += [abs(stated - value) for stated, value in zip(one.logprobs, own, strict=True)]
     assert len(gaps) > 60
     print(f"largest gap {max(gaps):.2g}, mean {sum(gaps) / len(gaps):.2g} nats")
     assert max(gaps) < LARGEST_GAP and sum(gaps) / len(gaps) < MEAN_GAP
@@ -221,9 +211,13 @@ def train(world: Path, *arguments: object, **environment: str) -> tuple[Path, li
     return run, steps
 
 
-def test_a_run_trains_with_vllm_in_process(world: Path) -> None:
-    _, steps = train(world, "--out", "in_process")
+@pytest.mark.parametrize("where", ["process", "server"])
+def test_a_run_trains_and_leaves_a_server_clean(world: Path, where: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("server") if where == "server" else ""
+    before = models(url) if url else []
+    _, steps = train(world, "--out", where, VLLM_URLS=url)
     assert any("sampler_gap_max" in step for step in steps)  # a step whose groups all agree trains nothing
+    assert not url or models(url) == before
 
 
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="every rank needs a GPU of its own")
@@ -233,18 +227,20 @@ def test_two_ranks_train_with_an_engine_each(world: Path) -> None:
     assert "rollouts run on 2 engines, each on 1 of 2 ranks" in (run / "training.log").read_text()
 
 
-def test_a_run_trains_on_a_server_and_leaves_it_clean(world: Path, server: str) -> None:
-    before = models(server)
-    train(world, "--out", "servers", VLLM_URLS=server)
-    assert models(server) == before
-
-
 def test_a_run_overlaps_with_a_server_that_is_killed_and_restarted(world: Path) -> None:
     """`emailrl serve` restarts it, and the run waits for it and goes on with the same adapters."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = str(probe.getsockname()[1])
     memory = ("--gpu-memory-utilization", str(MEMORY_SHARE), "--dtype", "bf16" if CUDA else "fp32")
-    command = [sys.executable, "-m", "emailrl", "serve", "--port", port, *memory, "--enforce-eager", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "emailrl",
+        "serve",
+        "--port",
+        str(free_port()),
+        *memory,
+        "--enforce-eager",
+        "--json",
+    ]
     environ = os.environ | ENVIRONMENT
     serving = subprocess.Popen(command, cwd=world, env=environ, stdout=subprocess.PIPE, text=True)
     try:
@@ -282,11 +278,11 @@ def models(server: str) -> list[str]:
     return [model["id"] for model in httpx.get(f"{server}/v1/models").json()["data"]]
 
 
-def calls(record: dict[str, Any]) -> list[list[tuple[str, Any]]]:
-    """What was called in each trajectory of a benchmark."""
-    return [
-        [(turn["tool_name"], turn["tool_args"]) for turn in one["turns"]] for one in lines_of(record["trajectories"])
-    ]
+def alike(*records: dict[str, Any]) -> int:
+    """In how many trajectories of two benchmarks the same was called."""
+    both = zip(*(lines_of(record["trajectories"]) for record in records), strict=True)
+    called = ([[(turn["tool_name"], turn["tool_args"]) for turn in one["turns"]] for one in pair] for pair in both)
+    return sum(one == other for one, other in called)
 
 
 def test_the_packaged_policy_plays_alike_behind_a_chat_server(world: Path, server: str) -> None:
@@ -296,8 +292,9 @@ def test_the_packaged_policy_plays_alike_behind_a_chat_server(world: Path, serve
         world, "benchmark", "--engine", "openai", "--model", "nano", "--limit", 8,
         OPENAI_BASE_URL=f"{server}/v1", **prices,
     )  # fmt: skip
-    alike = sum(one == other for one, other in zip(calls(chat), calls(own), strict=True))
-    assert chat["exceptions"] == 0 and alike >= (6 if CUDA else 8)  # in 16 bits a near tie may fall the other way
+    assert chat["exceptions"] == 0 and alike(chat, own) >= (
+        6 if CUDA else 8
+    )  # in 16 bits a near tie may fall the other way
     tokens = 8 * chat["prompt_tokens"] * 0.1 + 8 * chat["completion_tokens"] * 0.4
     assert chat["cost"] == pytest.approx(tokens / 1e6)
 
@@ -315,6 +312,5 @@ def test_exports_are_served_and_play_as_their_checkpoint(world: Path, adapters: 
             record = emailrl(
                 world, "benchmark", "--engine", "openai", "--model", name, "--limit", 8, OPENAI_BASE_URL=f"{url}/v1"
             )
-        alike = sum(one == other for one, other in zip(calls(record), calls(own), strict=True))
         # Merged weights are rounded to the base's 16 bits: a near tie may fall the other way.
-        assert record["exceptions"] == 0 and alike >= (8 if name == "mail-agent" and not CUDA else 6)
+        assert record["exceptions"] == 0 and alike(record, own) >= (8 if name == "mail-agent" and not CUDA else 6)

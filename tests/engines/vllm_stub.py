@@ -20,7 +20,7 @@ from engines.chat_server import StubServer
 from emailrl.base.process import bounded
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.local.engine import TransformersEngine
-from emailrl.engines.local.weights import sampling_weights
+from emailrl.engines.local.passes import sampling_weights
 from emailrl.engines.renderer import stop_ids
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.policy import Policy

@@ -10,7 +10,7 @@ are on its methods (``clocks``). Random weights of the true shapes say nothing s
 every trajectory makes the same real calls (search, read, search, read, answer) on the question's own inbox, each after
 a completion of ``--tokens`` tokens (by its seed), and its prompt grows by the tools' real results. Rewards are drawn by
 seed, so that every group is trained. The first step warms up (vLLM starts, kernels are compiled) and does not count in
-the mean. Evaluation is left out. What vLLM holds of the GPU awake and asleep stands beside what is planned.
+the mean. Evaluation is left out.
 ``--completion N``: one turn of exactly N tokens instead. No step begins after ``--limit``. ``own`` in the rows has the
 seconds of every clock.
 """
@@ -32,6 +32,11 @@ from typing import Any
 
 from clocks import OTHER, Clocks
 from runner import Bench, Given, Row, now
+
+from emailrl.questions.load import questions_file, write_demo
+from emailrl.records.trajectory import Message, ToolCall
+from emailrl.settings import StoreSettings, load_settings
+from emailrl.training.loop import train
 
 RESULTS = 5
 """Of a search. With two rounds of it and 120 to 320 tokens, a quarter is trained."""
@@ -84,10 +89,7 @@ def cases(given: Given) -> list[Row]:
 
 def measure(given: Given, case: Row) -> list[Row]:
     """The rows of the steps; a failure is a row after those that there are."""
-    from emailrl.settings import load_settings
-    from emailrl.training.loop import train
-
-    rows, planned, clocks = list[Row](), Row(), Clocks(now)
+    rows, clocks = list[Row](), Clocks(now)
     with tempfile.TemporaryDirectory(prefix="grpo-step-") as folder:
         overrides = SETTINGS | {"output_dir": Path(folder) / "run", "max_steps": given.steps + 1}
         overrides |= {"engine": case["engine"], "max_tokens": given.completion or given.tokens[1]}
@@ -97,7 +99,6 @@ def measure(given: Given, case: Row) -> list[Row]:
         try:
             put_on(clocks, given, case["engine"], rows)
             settings = load_settings(overrides, environ={})
-            planned = planned_of(settings)
             train(settings, progress=partial(print, file=sys.stderr, flush=True))
         except Enough:
             pass
@@ -106,20 +107,7 @@ def measure(given: Given, case: Row) -> list[Row]:
             rows.append({"error": f"{error!r:.200}"})
         finally:
             clocks.restore()
-    return [row | planned for row in rows]
-
-
-def planned_of(settings: Any) -> Row:
-    """What ``emailrl plan`` takes vLLM to hold of this GPU, in GiB and tokens; nothing on a CPU."""
-    from emailrl.plan import make_plan, this_machine
-
-    if not used():
-        return {}
-    memory = make_plan(settings, this_machine()).memory
-    parts = {"awake": memory.sampling, "asleep": memory.training}
-    return {f"planned_{name}": part.get("vLLM", 0) / 2**30 for name, part in parts.items()} | {
-        "planned_cache_tokens": memory.cache_tokens
-    }
+    return rows
 
 
 def put_on(clocks: Clocks, given: Given, kind: str, rows: list[Row]) -> None:
@@ -127,7 +115,6 @@ def put_on(clocks: Clocks, given: Given, kind: str, rows: list[Row]) -> None:
     engine, begun = ENGINES[kind], time.monotonic()
     shortest, longest = [given.completion] * 2 if given.completion else given.tokens
     groups: list[Any] = []
-    memory: dict[str, float] = {}
 
     def generate(inner: Any, self: Any, requests: Sequence[Any], advance: Any) -> Any:
         """Completions have the lengths of the script, and count as ended however they end."""
@@ -159,23 +146,10 @@ def put_on(clocks: Clocks, given: Given, kind: str, rows: list[Row]) -> None:
         groups.extend(made)
         return made
 
-    def start(inner: Any, self: Any) -> None:
-        before = used()
-        with clocks.span("start"):
-            inner(self)
-        if before:
-            cache = self._engine.vllm_config.cache_config
-            memory.update(awake=used() - before, cache_tokens=cache.num_gpu_blocks * cache.block_size)
-
-    def release(inner: Any, self: Any) -> None:
-        memory["taken"] = used()
-        inner(self)
-        memory["asleep"] = memory.get("awake", 0.0) - memory["taken"] + used()
-
     def end_step(inner: Any, run: Any, metrics: Row | None = None) -> None:
         inner(run, metrics)
         seconds, own = clocks.cut()
-        row = {"step": run.state.step, "seconds": seconds, "own": own} | memory
+        row = {"step": run.state.step, "seconds": seconds, "own": own}
         row |= by_phase(own) | batch_of(groups, metrics or {})
         rows.append(row | sampled_a_second(row))
         print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
@@ -192,9 +166,8 @@ def put_on(clocks: Clocks, given: Given, kind: str, rows: list[Row]) -> None:
     clocks.put("emailrl.rewards.scorer:Scorer.score", score)
     clocks.put("emailrl.agent.play:Collector.collect", collect)
     clocks.put(f"{engine}.generate", generate)
-    clocks.put(f"{engine}.release", release)
     if kind == "vllm":
-        clocks.put(f"{engine}._start", start)
+        clocks.time(f"{engine}._start", "start")
         clocks.time(f"{engine}._step", None)  # sampling, or an adapter's proof
         clocks.time("emailrl.engines.vllm.probe:Probe.load", "adapter/read")
         clocks.time("emailrl.engines.vllm.probe:Probe._logits", "adapter/trainer")
@@ -219,8 +192,6 @@ class Scripted:
             return self.inner.start()
 
     def step(self, message: Any) -> Any:
-        from emailrl.records.trajectory import Message, ToolCall
-
         words = sorted({word.strip("?.,'\"") for word in self.scenario.question.split()}, key=lambda word: -len(word))
         keywords = [words[self.number // 2 % len(words)]]
         search = ToolCall("search_emails", {"keywords": keywords, "max_results": RESULTS})
@@ -237,21 +208,8 @@ class Scripted:
 
 def demo(folder: Path) -> tuple[Path, Path]:
     """The demo's mail database and questions."""
-    from emailrl.questions.load import questions_file, write_demo
-    from emailrl.settings import StoreSettings
-
     write_demo(db := folder / "demo.db", settings=StoreSettings(), seed=1, overwrite=True)
     return db, questions_file(db)
-
-
-def used() -> float:
-    """GiB of the card that are taken, by whomever; 0 on a CPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return 0.0
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) / 2**30
 
 
 def by_phase(own: dict[str, float]) -> dict[str, float]:
@@ -305,8 +263,6 @@ BENCH = Bench(
         "sampled": "sampled_tokens:,", "sampled a second: trajectories": "trajectories_per_second:.2f",
         " tokens": "tokens_per_second:,.0f", "seconds": "seconds:.2f", "tokens/s": "rate:,.0f",
         **{phase: f"{phase}:.2f" for phase in PHASES},
-        "vLLM awake, GiB": "awake:.2f", "planned": "planned_awake:.2f", "asleep": "asleep:.2f",
-        "planned ": "planned_asleep:.2f", "cache tokens": "cache_tokens:,", "planned  ": "planned_cache_tokens:,",
     },
     {
         "--shape": {"default": "14B"},

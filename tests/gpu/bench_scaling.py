@@ -18,8 +18,18 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from runner import Bench, Given, Row, forget_peak, now, peak_gib, torchrun
 from shapes import advantage, config_of, make_samples, set_lora
+from transformers import AutoModelForCausalLM
+
+from emailrl.model.load import choose_device, choose_dtype, prepare_training
+from emailrl.model.lora import checksum, with_fresh_adapter
+from emailrl.model.policy import Policy
+from emailrl.model.shard import shard_base
+from emailrl.ranks import RankGroup, joined
+from emailrl.settings import load_settings
+from emailrl.training.team import build_updater
 
 MEMBERS = 6
 
@@ -35,10 +45,6 @@ def cases(given: Given) -> list[Row]:
 
 
 def measure(given: Given, case: Row) -> list[Row]:
-    from emailrl.model.lora import checksum
-    from emailrl.ranks import RankGroup, joined
-    from emailrl.settings import load_settings
-
     # The defaults, at a rate at which steps stay comparable.
     changes = {"learning_rate": 1e-7, "warmup_steps": 0, "temperature": 1.0, "rank_timeout": 120}
     changes |= {"emailrl_device": "cpu", "max_tokens_per_micro_batch": 512} if given.smoke else {}
@@ -69,12 +75,6 @@ def measure(given: Given, case: Row) -> list[Row]:
 
 def make_updater(shape: str, base: str, settings: Any, ranks: Any) -> Any:
     """An updater on random weights, drawn alike on every rank, with an adapter that has moved."""
-    from emailrl.model.load import choose_device, choose_dtype, prepare_training
-    from emailrl.model.lora import with_fresh_adapter
-    from emailrl.model.policy import Policy
-    from emailrl.model.shard import shard_base
-    from emailrl.training.team import build_updater
-
     device = choose_device(settings.model.device)
     dtype = choose_dtype(settings.model.dtype, device)
     model = random_base(shape, dtype, device, copied=base == "whole")
@@ -93,9 +93,6 @@ def make_updater(shape: str, base: str, settings: Any, ranks: Any) -> Any:
 
 def random_base(shape: str, dtype: Any, device: Any, *, copied: bool) -> Any:
     """The frozen model on the device; its parameters are parts of one random buffer, or copies of them."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     config = config_of(shape)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")

@@ -26,7 +26,12 @@ if '"side": "unsloth"' in sys.argv[-1]:  # the process of such a case
 from runner import Bench, Given, Row, forget_peak, now, peak_gib
 from shapes import LINEAR, advantage, config_of, make_samples, set_lora
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from emailrl.model.fused import enable_fused
+from emailrl.model.load import load_policy
+from emailrl.model.logprobs import token_logprobs
+from emailrl.model.packing import shares_prefixes, takes_packed
 from emailrl.settings import Settings
 from emailrl.training.batch import Layout, TrainingSample, micro_batches
 from emailrl.training.losses import policy_loss
@@ -72,10 +77,6 @@ class Side:
 
 def policy_side(folder: Path, max_tokens: int, backend: str = "transformers", **training: Any) -> Side:
     """emailrl's own way, over whatever backend and layers the settings choose."""
-    from emailrl.model.load import load_policy
-    from emailrl.model.logprobs import token_logprobs
-    from emailrl.model.packing import shares_prefixes, takes_packed
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = {"name": str(folder), "dtype": "bf16", "device": device, "backend": backend, "max_model_len": 8192}
     lora = {"lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear"}
@@ -83,8 +84,6 @@ def policy_side(folder: Path, max_tokens: int, backend: str = "transformers", **
     policy = load_policy(settings, trainable=True)
     model = policy.model
     if backend == "transformers" and settings.training.fused_layers and device == "cpu":
-        from emailrl.model.fused import enable_fused
-
         assert enable_fused(model, settings.training.gradient_checkpointing) is None
     set_lora(model)
     model.train()
@@ -117,7 +116,6 @@ def trl_side(folder: Path, per_batch: int, liger: bool) -> Side:
     to their own longest row, which is less than the trainer itself pads to."""
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
     cuda = torch.cuda.is_available()

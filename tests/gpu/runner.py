@@ -26,6 +26,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 from emailrl.model.resolve import NANO_DIR
 from emailrl.records import read_records
 
@@ -165,8 +167,6 @@ def records(path: Path) -> list[Row]:
 
 
 def machine() -> str:
-    import torch
-
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
 
 
@@ -180,8 +180,6 @@ def versions() -> str:
 
 def now() -> float:
     """Seconds, once the GPU has done what it was given."""
-    import torch
-
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -189,14 +187,10 @@ def now() -> float:
 
 def peak_gib() -> float:
     """The most that torch has allocated on the GPU since ``forget_peak``; 0 on a CPU."""
-    import torch
-
     return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
 
 
 def forget_peak() -> None:
-    import torch
-
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 

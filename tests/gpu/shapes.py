@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
 from emailrl.training.batch import TrainingSample
 
@@ -33,8 +34,6 @@ SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 3
 
 
 def config_of(shape: str) -> Any:
-    from transformers import LlamaConfig, Qwen3Config
-
     if shape == "135M":
         return LlamaConfig(**SMOLLM2, tie_word_embeddings=True, bos_token_id=None)
     sizes, changes = SHAPES[shape]
@@ -42,8 +41,6 @@ def config_of(shape: str) -> Any:
 
 
 def save_model(shape: str, tokenizer: Path | str, folder: Path | str, dtype: torch.dtype = torch.bfloat16) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     kept, config = AutoTokenizer.from_pretrained(tokenizer), config_of(shape)
     config.eos_token_id, config.pad_token_id = kept.eos_token_id, kept.pad_token_id
     with torch.random.fork_rng(), torch.device("cuda" if torch.cuda.is_available() else "cpu"):

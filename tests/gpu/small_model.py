@@ -3,13 +3,12 @@
     python tests/gpu/small_questions.py enron_mail_subset.tar.gz --out data/small
     python tests/gpu/small_model.py run data/small --work work --base FOLDER --plan 0:long:1,2,3 1:short:1:sft_steps=150
     python tests/gpu/small_model.py collect work --out OUT
-    python tests/gpu/small_model.py curves work/*/seed-*/outputs/grpo_masked --out docs/figures/small_model.svg
 
 ``run`` plays the plan: of each entry GPU:NAME:SEEDS[:SETTING=VALUE,…] every seed in WORK/NAME/seed-N as a user would,
 by commands on one ``emailrl.toml``; ``second`` measures the questions of DATA/second.jsonl. Training is interrupted
 ``--reserve`` seconds before the end, and the benchmarks follow. Killed and started again with the same words, it goes
 on for what is left of its time. ``collect`` prints a table and packs metrics, benchmarks with trajectories, logs, and
-of the three best runs the adapter and the one it started from. ``curves --short`` draws accuracy over steps only.
+of the three best runs the adapter and the one it started from.
 """
 
 from __future__ import annotations
@@ -25,13 +24,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from runner import ended_in_time, records
-
-from emailrl.base.drawing import new_figure
 
 SETTINGS = """\
 model_name = "smol-base"
@@ -239,45 +235,6 @@ def collect(options: argparse.Namespace) -> None:
     print(table)
 
 
-FULL = [
-    ("metrics", "reward_mean", "mean reward, training"),
-    ("evaluations", "accuracy", "validation accuracy, greedy"),
-    ("metrics", "entropy", "entropy, nats"),
-]
-SHORT = [("evaluations", "accuracy", "validation, greedy"), ("metrics", "accuracy", "training questions, sampled")]
-
-
-def curves(options: argparse.Namespace) -> None:
-    """Each quantity over steps and minutes, or two over steps only; bands are the 95 % intervals of the accuracy."""
-    shown = SHORT if options.short else FULL
-    figure = new_figure(9, 3.6 if options.short else 8)
-    grid = figure.subplots(*((1, 2) if options.short else (len(FULL), 2)), sharex="col", sharey="row", squeeze=False)
-    for folder in options.runs:  # of a step that was run again after a resume the last record counts
-        of = {
-            part: {one["step"]: one for one in records(folder / f"{part}.jsonl")} for part in ("metrics", "evaluations")
-        }
-        steps = sorted(of["metrics"])
-        ends = accumulate(of["metrics"][step]["seconds"]["total"] / 60 for step in steps)  # evaluations included
-        minutes = {0: 0.0} | dict(zip(steps, ends, strict=True))
-        for number, (part, key, label) in enumerate(shown):
-            points = [one for step, one in sorted(of[part].items()) if one.get(key) is not None and step in minutes]
-            at = [one["step"] for one in points]
-            columns = [at] if options.short else [at, [minutes[step] for step in at]]
-            for axes, places in zip(grid[0, number:] if options.short else grid[number], columns, strict=False):
-                name = name_of(folder.absolute().parents[1])
-                (line,) = axes.plot(places, [one[key] for one in points], marker="o", ms=3, lw=1.2, label=name)
-                if part == "evaluations":
-                    bounds = [[one[bound] for one in points] for bound in ("accuracy_low", "accuracy_high")]
-                    axes.fill_between(places, *bounds, color=line.get_color(), alpha=0.12, lw=0)
-                axes.set(ylabel=label)
-                if key == "accuracy":
-                    axes.yaxis.set_major_formatter("{x:.0%}")
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
-    grid[-1][0].set(xlabel="RL step (0: after SFT)")
-    grid[-1][1].set(xlabel="RL step" if options.short else "minutes of RL")
-    figure.savefig(options.out, metadata={"Date": None} if options.out.suffix == ".svg" else None)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -298,9 +255,6 @@ def main() -> None:
     add("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of every run")
     add("--no-warm", dest="warm", action="store_false", help="do not fill vLLM's cache beforehand")
     command(collect, "work", "--out")
-    add = command(curves, "--out")
-    add("runs", type=Path, nargs="+", help="folders with metrics.jsonl and evaluations.jsonl")
-    add("--short", action="store_true")
     options = parser.parse_args()
     options.act(options)
 

@@ -39,9 +39,8 @@ for bits in (16, 4):
     share = sum(one.num_trainable for one in samples) / sum(lengths)
     largest = max(batch.num_tokens for batch in micro_batches(samples, updater.forward.layout()))
     found[bits] = {
-        "kind": kind, "norms": norms, "peak": torch.cuda.max_memory_allocated(), "mean": float(logprobs.mean()),
-        "std": float(logprobs.std()), "lengths": lengths, "share": share,
-        "largest": largest,
+        "kind": kind, "norms": norms, "peak": torch.cuda.max_memory_allocated(), "std": float(logprobs.std()),
+        "lengths": lengths, "share": share, "largest": largest,
     }
     if bits == 16:
         first = logprobs
@@ -71,20 +70,13 @@ def test_two_steps_in_four_bits(larger_model: Path, needs: Callable[..., None], 
             "lora_dropout": 0.0, "fused_layers": bits == "4", "per_device_train_batch_size": 3, "num_generations": 4,
             "max_tokens_per_micro_batch": one["largest"],
         }  # fmt: skip
-        made = make_plan(
-            load_settings(values, environ={}, cwd=tmp_path), this_machine(),
-            known=Known(round(sum(lengths) / len(lengths)), one["share"]),
-        )  # fmt: skip
-        memory = made.memory
+        known = Known(round(sum(lengths) / len(lengths)), one["share"])
+        memory = make_plan(load_settings(values, environ={}, cwd=tmp_path), this_machine(), known=known).memory
         assert memory.layout.layers == "transformers"
         planned[bits] = memory.training_peak - memory.resident["sampler's copy"]
         print(f"{bits} bits: peak {one['peak'] / GIB:.3f} GiB, planned {planned[bits] / GIB:.3f}"
                f" ({planned[bits] / one['peak'] - 1:+.1%})")  # fmt: skip
-    norms = ", ".join(f"{norm:.3g}" for norm in few["norms"] + full["norms"])
-    print(
-        f"log-probabilities {few['mean']:.3f} ± {few['std']:.3f} (16 bits {full['mean']:.3f}); mean difference"
-        f" {found['gap']:.3f}, correlation {found['correlation']:.3f}; gradient norms {norms}"
-    )
+    print(f"log-probabilities: mean difference {found['gap']:.3f}, correlation {found['correlation']:.3f}")
     assert few["kind"] == "Linear4bit" and full["kind"] == "Linear"
     assert found["correlation"] > 0.9 and found["gap"] < full["std"] / 2
     assert all(0 < norm < float("inf") for norm in few["norms"])

@@ -44,17 +44,12 @@ def test_the_first_step_is_the_same(runs: dict[str, RunLeft]) -> None:
     share = len(same) / len(theirs)
     old, new = plain.old_logprobs(1), fast.old_logprobs(1)
     gap = gaps({name: old[name] for name in same}, new)
-    norms = [run.metrics[0]["grad_norm"] for run in (plain, fast)]
-    losses = [run.metrics[0]["loss"] for run in (plain, fast)]
     cosine = alike(*(run.adapter("checkpoint-1") for run in (plain, fast)))
     print(f"{share:.0%} of {len(theirs)} trajectories alike; log-probabilities differ by {gap.mean():.4f} on average,"
-           f" {gap.max():.3f} at most; gradient norms {norms[0]:.4f}, {norms[1]:.4f}; losses {losses[0]:.5f},"
-           f" {losses[1]:.5f}; cosine of the updates {cosine:.3f}")  # fmt: skip
-    assert share > 0.5
-    assert gap.mean() < 0.02 and gap.max() < 0.5
-    assert norms[1] == pytest.approx(norms[0], rel=0.1)
-    assert losses[1] == pytest.approx(losses[0], abs=0.01)
-    assert cosine > 0.9
+           f" {gap.max():.3f} at most; cosine of the updates {cosine:.3f}")  # fmt: skip
+    assert share > 0.5 and gap.mean() < 0.02 and gap.max() < 0.5 and cosine > 0.9
+    assert fast.metrics[0]["grad_norm"] == pytest.approx(plain.metrics[0]["grad_norm"], rel=0.1)
+    assert fast.metrics[0]["loss"] == pytest.approx(plain.metrics[0]["loss"], abs=0.01)
 
 
 def alike(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
@@ -67,10 +62,7 @@ def alike(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 def test_every_step_trained(runs: dict[str, RunLeft]) -> None:
     metrics = runs["unsloth"].metrics
-    print(
-        f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}; seconds of the updates"
-        f" {[round(one['seconds']['update'], 2) for one in metrics]}"
-    )
+    print(f"gap to the sampler {[round(one['sampler_gap_mean'], 4) for one in metrics]}")
     assert [one["step"] for one in metrics] == [1, 2, 3]
     assert all(one["sampler_gap_mean"] < 0.05 and one["grad_norm"] > 0 for one in metrics)
 

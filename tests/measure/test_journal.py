@@ -11,10 +11,8 @@ import pytest
 from tiny import make_questions, settings_of
 
 from emailrl.base.errors import UsageError
-from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
+from emailrl.measure.journal import Conditions, differences, playing_conditions
 from emailrl.model import load
-from emailrl.records import write_trajectories
-from emailrl.records.trajectory import StopReason, Trajectory
 
 
 def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:
@@ -83,15 +81,3 @@ def test_nothing_waits_for_a_pipe_in_the_place_of_the_conditions(tmp_path: Path)
     for resume in (True, False):
         with pytest.raises(UsageError, match="pipe"):
             Conditions(tmp_path / "conditions.json", {}, resume=resume)
-
-
-def test_a_rollout_that_raised_is_played_again(tmp_path: Path) -> None:
-    path, [first, second] = tmp_path / "played.jsonl", make_questions(2)
-    raised = Trajectory("a", "a", first, exception="OSError: away", stop_reason=StopReason.EXCEPTION)
-    unjudged = Trajectory("b", "b", second, exception="JudgeError: away", stop_reason=StopReason.ANSWERED)
-    write_trajectories(path, [raised, unjudged])
-    with Conditions(tmp_path / "conditions.json", {}, resume=False) as conditions:
-        journal = Journal(path, conditions, resume=True)
-        assert list(journal.trajectories) == ["b"] and not journal.scored
-        journal.append(Trajectory("a", "a", first, stop_reason=StopReason.ANSWERED))
-        assert list(Journal(path, conditions, resume=True).trajectories) == ["a", "b"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from emailrl.model import packing
@@ -39,8 +40,6 @@ def grow(tree: Tree, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 def random_model(kind: str, heads: str = "gqa", **others: Any) -> Any:
     """A model whose weights are large enough for attention to matter."""
-    import transformers
-
     num, num_kv = HEADS[heads]
     config = getattr(transformers, f"{kind}Config")(
         **SIZES, num_attention_heads=num, num_key_value_heads=num_kv, pad_token_id=0, **others

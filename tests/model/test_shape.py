@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from emailrl.base.errors import EmailRLError
 from emailrl.model.layout import (
@@ -47,9 +49,6 @@ def test_parameters_are_those_that_the_hub_states() -> None:
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_parameters_are_those_of_the_model_that_transformers_builds(tmp_path: Path, family: str) -> None:
-    import torch
-    import transformers
-
     sizes = {
         "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 20, "vocab_size": 90, "tie_word_embeddings": family == "Llama",

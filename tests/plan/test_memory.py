@@ -6,22 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 from plan.planned import ALL, CPU, H200, plan_for, settings_with
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from emailrl.model.fused import FusedBackbone, fused_backbone
 from emailrl.model.layout import Keep
+from emailrl.model.load import load_policy
+from emailrl.model.packing import enable_packing, pack, packed_inputs, shares_prefixes
 from emailrl.model.shape import KNOWN, Shape
 from emailrl.plan.devices import GIB
 from emailrl.plan.memory import Layout, head_bytes, keep_of, kept_bytes, work_bytes
+from emailrl.training.team import build_updater
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-4b", "qwen3-14b"])
 def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """At every eighth of the memory that keeping all takes, and somewhat more than is kept is reckoned with."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from emailrl.model.fused import FusedBackbone
-
     shape, layout = KNOWN[name], Layout("fused", 2, 16, ALL)
     config = Qwen3Config(
         hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=shape.layers, vocab_size=shape.vocab,
@@ -43,16 +45,6 @@ def test_what_is_kept_is_what_the_trainer_keeps(monkeypatch: pytest.MonkeyPatch,
         assert 0.85 * backbone.bytes_for(1, keep) < counted < 0.98 * backbone.bytes_for(1, keep)
 
 
-def test_auto_keeps_what_fits() -> None:
-    shape, layout = KNOWN["qwen3-4b"], Layout("fused", 2, 16, ALL)
-    # 36 layers of 34,816 numbers and 69,632 at work make 2,646,016 bytes a token; nine tenths of the free memory count.
-    enough = int(1000 * 2_646_016 / 0.9) + 1
-    assert keep_of(shape, "auto", layout, 1000, enough) == Keep.ALL
-    assert keep_of(shape, "auto", layout, 1000, enough - 1000) == Keep.HIDDEN
-    assert keep_of(shape, "auto", layout, 1000, 0) == Keep.INPUT
-    assert keep_of(shape, "off", layout, 1000, 0) == Keep.ALL
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -67,11 +59,6 @@ def test_auto_keeps_what_fits() -> None:
     ],
 )
 def test_a_policy_is_loaded_as_it_is_planned(values: dict[str, Any]) -> None:
-    from emailrl.model.fused import fused_backbone
-    from emailrl.model.load import load_policy
-    from emailrl.model.packing import shares_prefixes
-    from emailrl.training.team import build_updater
-
     settings = settings_with(model_name="nano", emailrl_device="cpu", **values)
     policy = load_policy(settings, trainable=True)
     memory = plan_for(CPU, model_name="nano", emailrl_device="cpu", **values).memory
@@ -170,41 +157,20 @@ def test_vllm_must_hold_its_context_window() -> None:
 TINY = Shape("qwen3", 64, 96, 2, 4, 2, 16, 128, True, 4096)
 
 
-def tiny_model(layers: int, dtype: Any, shape: Shape = TINY, dropout: float = 0.0) -> Any:
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
+def saved_bytes(layers: int, dtype: Any, tokens: int, dropout: float) -> int:
+    """Bytes of the storages that autograd saves in a forward pass, weights left out."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        hidden_size=shape.hidden, intermediate_size=shape.ffn, num_hidden_layers=layers, vocab_size=shape.vocab,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        hidden_size=TINY.hidden, intermediate_size=TINY.ffn, num_hidden_layers=layers, vocab_size=TINY.vocab,
+        num_attention_heads=TINY.heads, num_key_value_heads=TINY.kv_heads, head_dim=TINY.head_dim,
         tie_word_embeddings=True,
     )  # fmt: skip
-    model = Qwen3ForCausalLM(config).to(dtype).requires_grad_(False)
     lora = LoraConfig(r=3, lora_dropout=dropout, target_modules=list(ALL), task_type="CAUSAL_LM")
-    return get_peft_model(model, lora).train()
-
-
-def packed_row(tokens: int) -> Any:
-    import torch
-
-    from emailrl.model.packing import pack
-
+    model = get_peft_model(Qwen3ForCausalLM(config).to(dtype).requires_grad_(False), lora).train()
+    assert enable_packing(model) is None
     ids = torch.arange(2 * (tokens // 2 + 1)).view(2, -1) % TINY.vocab
     mask = torch.zeros_like(ids, dtype=torch.bool)
     mask[:, -1] = True
-    return pack(ids, mask)
-
-
-def saved_bytes(layers: int, dtype: Any, tokens: int, dropout: float) -> int:
-    """Bytes of the storages that autograd saves in a forward pass, weights left out."""
-    import torch
-
-    from emailrl.model.packing import enable_packing, packed_inputs
-
-    model = tiny_model(layers, dtype, dropout=dropout)
-    assert enable_packing(model) is None
     weights = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
     seen: dict[int, Any] = {}
 
@@ -215,41 +181,18 @@ def saved_bytes(layers: int, dtype: Any, tokens: int, dropout: float) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.get_base_model().base_model(**packed_inputs(packed_row(tokens)))
+        model.get_base_model().base_model(**packed_inputs(pack(ids, mask)))
     return sum(storage.nbytes() for storage in seen.values())
 
 
 @pytest.mark.parametrize(("name", "itemsize"), [("bfloat16", 2), ("float32", 4)])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_transformers_layers_keep_what_is_planned(name: str, itemsize: int, dropout: float) -> None:
-    import torch
-
     dtype = getattr(torch, name)
     of_a_layer = saved_bytes(3, dtype, 64, dropout) - saved_bytes(2, dtype, 64, dropout)
     layout = Layout("transformers", itemsize, 3, ALL, dropout=dropout > 0, on_gpu=False)
     assert of_a_layer == 64 * kept_bytes(TINY, layout, Keep.ALL)
     assert kept_bytes(TINY, layout, Keep.INPUT) == 64 * itemsize
-
-
-@pytest.mark.parametrize("keep", Keep)
-def test_fused_layers_keep_what_is_planned(keep: Keep) -> None:
-    import torch
-
-    from emailrl.model.fused import FusedLayer, LayerWeights
-
-    model = tiny_model(1, torch.bfloat16)
-    weights = LayerWeights(model.get_base_model().model.layers[0])
-    packed = packed_row(64)
-    states = torch.randn(64, 64, dtype=torch.bfloat16).requires_grad_()
-    rope = (torch.ones(64, 16, dtype=torch.bfloat16), torch.zeros(64, 16, dtype=torch.bfloat16))
-    output = FusedLayer.apply(states, weights, rope, packed.segments, keep, *weights.refresh())
-    first, made = output.grad_fn.states
-    found = [first, *(made.qkv or []), *(made.attended or []), *(made.gate_up or [])]
-    found += [one for one in (made.qkv_inner, made.middle, made.gate_up_inner) if one is not None]
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in found}
-    # FlashAttention's log-sum-exp, a float32 a head, does not exist on a CPU.
-    log_sum_exp = 0 if keep == Keep.INPUT else 4 * TINY.heads
-    assert sum(storages.values()) == 64 * (kept_bytes(TINY, Layout("fused", 2, 3, ALL), keep) - log_sum_exp)
 
 
 def test_bytes_of_the_4b_shape_by_hand() -> None:

@@ -10,6 +10,7 @@ import pytest
 from plan.planned import plan_for, write_metrics
 from questions.questions import scenario
 from tiny import make_metadata
+from typer.testing import CliRunner
 
 from emailrl import checkpoints
 from emailrl.base.errors import UsageError
@@ -58,8 +59,6 @@ def write_checkpoint(run: Path, base_model: str) -> None:
 
 
 def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from typer.testing import CliRunner
-
     def said(*arguments: str, **environment: str) -> dict[str, Any]:
         done = CliRunner().invoke(app, ["plan", "--run", "run", "--json", *arguments], env=environment)
         result: dict[str, Any] = json.loads(done.stdout)

@@ -15,7 +15,6 @@ from sft.talk import settings_for
 from torch import Tensor
 
 from emailrl.base.errors import UsageError
-from emailrl.model.fused import enable_fused
 from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
 from emailrl.settings import SftSettings
@@ -153,12 +152,3 @@ def test_where_memory_runs_out_the_same_loss_comes_of_smaller_batches(
     assert metrics["loss"] == pytest.approx(whole["loss"], abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(whole["grad_norm"], abs=1e-5)
     assert fitter.policy.model.is_gradient_checkpointing == full  # first of all, where that is left open
-
-
-def test_fused_layers_follow_the_updates(model: Path, tmp_path: Path) -> None:
-    """They keep the adapter in their own layout, and learn by its tensors' versions that it has moved."""
-    fused, plain = (make_fitter(tmp_path, model, sft_steps=40, sft_learning_rate=1e-2) for _ in range(2))
-    assert enable_fused(fused.policy.model, "off") is None
-    examples = make_examples()
-    losses = [[fitter.step(examples, step=step)["loss"] for step in (4, 5, 6)] for fitter in (fused, plain)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and losses[0][2] < losses[0][0] - 1e-3

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from end_to_end.commands import begin, exit_code, file_operations
 from safetensors.torch import load_file
 from sft.talk import settings_for
 from tiny import make_checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
@@ -78,34 +80,14 @@ def test_all_weights_are_trained_and_written_as_a_model(model: Path, tmp_path: P
 def test_killed_anywhere_it_goes_on_bit_for_bit(whole: tuple[Settings, SftResult], model: Path, tmp_path: Path) -> None:
     _, result = whole
     settings = settings_for(tmp_path, model, lora_dropout=0.1)
-    assert all(die_at(operation, settings, tmp_path) for operation in (9, 40, 70))
+    for operation in (9, 40, 70):
+        assert file_operations(partial(sft, settings, resume="auto"), tmp_path / "outputs", kill_at=operation) is None
     resumed = sft(settings, resume="auto")
     assert resumed.out.parent == tmp_path / "outputs" / "grpo_sft"
     assert_equal(weights(resumed.out), weights(result.out))
     assert_equal(*(weights(one.out.parent / "checkpoint-8") for one in (resumed, result)))
     assert lines(resumed.out.parent) == lines(result.out.parent)
     assert (resumed.loss, resumed.val_loss) == (result.loss, result.val_loss)
-
-
-def die_at(operation: int, settings: Settings, folder: Path) -> bool:
-    """Train in a child process that kills itself at its n-th file operation in the run; whether it did."""
-    child = os.fork()
-    if child == 0:
-        remaining = [operation]
-
-        def audit(event: str, args: tuple[Any, ...]) -> None:
-            if event in {"open", "os.rename", "os.mkdir", "os.remove"} and str(folder / "outputs") in str(args):
-                remaining[0] -= 1
-                if remaining[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        torch.set_num_threads(1)
-        sys.addaudithook(audit)
-        try:
-            sft(settings, resume="auto")
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("cut_short", ["validation", "line"])
@@ -185,8 +167,6 @@ def test_a_run_of_train_is_not_gone_on_with(model: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_model_from_nothing_learns_from_demo_worlds(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     settings = settings_for(
         tmp_path, tmp_path, trajectories=[], from_scratch=True, sft_steps=12, sft_batch_size=8, sft_eval_steps=12,
         sft_learning_rate=None, eval_dataset_size=8,
@@ -199,8 +179,6 @@ def test_a_model_from_nothing_learns_from_demo_worlds(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_its_four_numbers(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from end_to_end.commands import begin, exit_code
-
     settings_for(tmp_path, model)
     (tmp_path / "run").mkdir()
     given = f"--model {model} --trajectories {tmp_path}/talk.jsonl --max-steps 2 --wandb disabled --batch-size 4"

@@ -91,11 +91,3 @@ def correction(old: Row, sampler: Row, kind: str, low: float, high: float) -> Ro
         return [weight if low <= weight <= high else 0.0 for weight in weights]
     mean = math.exp(sum(map(math.log, weights)) / len(weights)) if weights else 1.0
     return weights if low <= mean <= high else [0.0] * len(weights)
-
-
-def value_token_loss(value: float, old: float, target: float, bound: float | None) -> float:
-    """OpenRLHF's ValueLoss: half of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)."""
-    losses = [(value - target) ** 2]
-    if bound is not None:
-        losses.append((clip(value, old - bound, old + bound) - target) ** 2)
-    return max(losses) / 2

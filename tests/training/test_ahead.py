@@ -33,8 +33,6 @@ class Pinned:
         assert self.parts.settled  # versions are loaded one after the other
         self.parts.settled = False
         self.parts.may_load.wait(60)
-        if self.version == self.parts.refused:
-            raise EmailRLError("refused")
         self.parts.loaded.append(self.version)
 
     def cancel(self) -> None: ...
@@ -48,7 +46,6 @@ class Scripted:
     """Engine and rollouts in one: every step has two questions and one rollout of each."""
 
     loaded: list[int] = field(default_factory=list)
-    refused: int | None = None
     settled: bool = True
     unverified: set[int] = field(default_factory=set)
     may_load: Event = field(default_factory=Event)
@@ -155,19 +152,6 @@ def test_a_step_trains_while_the_next_version_is_loaded_and_the_step_after_it_do
     assert parts.loaded[:3] == [0, 0, 1] and set(parts.played) >= {1, 2, 3}
     assert one.seconds["trainer_wait"] > 0.05 and one.seconds["adapter_load"] > 0.05
     one.close()
-
-
-@pytest.mark.parametrize("staleness", [1, 2])
-def test_a_version_that_is_refused_ends_the_run_at_the_next_step_and_is_not_played(staleness: int) -> None:
-    parts, state = Scripted(refused=1), RunState()
-    one = ahead(parts, state, staleness)
-    train(one, state, 2)
-    with pytest.raises(EmailRLError, match="refused"):
-        one.settle()
-    with pytest.raises(EmailRLError, match="refused"):
-        one.take()
-    one.close()
-    assert max(parts.played) == 1 + staleness and parts.open == set()
 
 
 def test_a_step_is_trained_only_after_what_was_sampled_for_it_is_verified() -> None:

@@ -15,6 +15,8 @@ from training.scripted import QUESTIONS, Script, play
 
 from emailrl.records import read_records, write_records
 from emailrl.settings import Settings
+from emailrl.training import loop as module
+from emailrl.training import run as run_module
 from emailrl.training.algorithms import ALGORITHMS, MODES
 from emailrl.training.report import curve, draw_curves
 
@@ -247,9 +249,6 @@ def test_curves_are_drawn_of_whatever_the_run_has(tmp_path: Path) -> None:
 
 
 def test_the_loop_asks_for_no_modes_and_no_algorithms_name() -> None:
-    from emailrl.training import loop as module
-    from emailrl.training import run as run_module
-
     for source in (module, run_module):
         tree = ast.parse(Path(str(source.__file__)).read_text())
         compared = {

@@ -146,6 +146,8 @@ def test_value_loss() -> None:
     for clip, expected, share in ((None, 0.5, 0.0), (1.0, 12.5, 1.0)):
         loss, metrics = value_loss(*far, clip=clip)
         assert loss.item() == expected and metrics == {"value_clip_fraction": share}
+    below = tensor([[-1.0]]), tensor([[0.0]]), tensor([[-2.0]]), torch.ones(1, 1)
+    assert value_loss(*below, clip=0.5)[0].item() == 1.125  # from -0.5, half of 2.25
     assert value_loss(*far)[0].item() == 0.5
 
 

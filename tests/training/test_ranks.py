@@ -13,7 +13,7 @@ import pytest
 import torch
 from ranks.processes import in_ranks
 from torch import Tensor
-from training.updaters import follow, make_updater
+from training.updaters import Memory, follow, make_updater
 
 from emailrl.base.errors import EmailRLError
 from emailrl.model.fused import enable_fused
@@ -176,24 +176,11 @@ def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(compare: Cal
     assert ranks[0].metrics[0]["updates_skipped"] == one.metrics[0]["updates_skipped"] == 1
 
 
-class SmallRank:
-    """Stands in for ``token_logprobs`` where rank 1 has room for so many tokens at once."""
-
-    def __init__(self, most: int, *, when_training: bool) -> None:
-        self.most, self.when_training, self.honest = most, when_training, forward.token_logprobs
-
-    def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
-        small = Place.here().rank == 1 and torch.is_grad_enabled() == self.when_training
-        if small and token_ids.numel() > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return self.honest(model, token_ids, *arguments, **options)
-
-
 @pytest.mark.parametrize("when_training", [False, True])
 def test_memory_that_runs_out_on_one_rank_halves_its_micro_batches_with_the_same_result(
     when_training: bool, compare: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward, "token_logprobs", SmallRank(25, when_training=when_training))
+    monkeypatch.setattr(forward, "token_logprobs", Memory(25, rank=1, training=when_training))
     one, ranks = compare(2, 6, steps=2, max_tokens_per_micro_batch=60, packing=False)
     halved = [[step.pop("micro_batches_halved") for step in trained.metrics] for trained in (one, ranks[0])]
     assert halved[0] == [0, 0] and halved[1][0] > 0 == halved[1][1]  # both ranks have learned what fits
@@ -215,7 +202,7 @@ def test_what_does_not_fit_on_one_rank_ends_all_with_one_error(
         honest(optimizer)
 
     if where == "sample":
-        monkeypatch.setattr(forward, "token_logprobs", SmallRank(5, when_training=True))
+        monkeypatch.setattr(forward, "token_logprobs", Memory(5, rank=1, training=True))
     else:
         monkeypatch.setattr(torch.optim.AdamW, "step", step)
     _, (zero, one) = compare(2, 4)

@@ -7,25 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training.updaters import LENGTHS, PAID, Make, assert_close, gradients, samples
+from training.updaters import LENGTHS, PAID, Make, Memory, assert_close, gradients, samples
 
 from emailrl.base.errors import EmailRLError
 from emailrl.training import forward
 from emailrl.training.batch import TrainingSample, micro_batches
-
-
-class Memory:
-    """Stands in for ``token_logprobs`` on a device that holds so many rows (of padded tokens) at once."""
-
-    def __init__(self, most: int, *, only_training: bool = False) -> None:
-        self.most, self.only_training, self.refused = most, only_training, 0
-        self.honest = forward.token_logprobs
-
-    def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
-        if token_ids.numel() > self.most and (torch.is_grad_enabled() or not self.only_training):
-            self.refused += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 byte.")
-        return self.honest(model, token_ids, *arguments, **options)
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "gspo"])
@@ -36,7 +22,7 @@ def test_memory_that_runs_out_halves_micro_batches_with_the_same_result(
     options: dict[str, Any] = {"algorithm": name, "beta": 0.1 if name != "gspo" else 0.0, "update_epochs": 2}
     rich, poor = make(**options), make(**options)
     expected = rich.train(samples(), PAID, step=1).metrics
-    memory = Memory(20, only_training=only_training)
+    memory = Memory(20, training=only_training or None)
     monkeypatch.setattr(forward, "token_logprobs", memory)
     metrics = poor.train(samples(), PAID, step=1).metrics
     assert metrics.pop("micro_batches_halved") == memory.refused > 0 and expected.pop("micro_batches_halved") == 0

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from emailrl.model.policy import Policy
-from emailrl.ranks import ALONE, Ranks
+from emailrl.ranks import ALONE, Place, Ranks
 from emailrl.settings import Settings, load_settings
+from emailrl.training import forward
 from emailrl.training.batch import TrainingSample
 from emailrl.training.team import build_updater, load_trained
 from emailrl.training.update import Updater
@@ -61,6 +62,22 @@ def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **cha
     for parameter in updater.parameters + updater.critic:
         parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)
     return updater
+
+
+class Memory:
+    """Stands in for ``token_logprobs`` on a device that holds so many (padded) tokens at once: on rank 1 alone where
+    ``rank`` says so, and in training or in scoring alone where ``training`` does."""
+
+    def __init__(self, most: int, *, rank: int | None = None, training: bool | None = None) -> None:
+        self.most, self.rank, self.training, self.refused = most, rank, training, 0
+        self.honest = forward.token_logprobs
+
+    def __call__(self, model: Any, token_ids: Tensor, *arguments: Any, **options: Any) -> Any:
+        here = self.rank in (None, Place.here().rank) and self.training in (None, torch.is_grad_enabled())
+        if here and token_ids.numel() > self.most:
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return self.honest(model, token_ids, *arguments, **options)
 
 
 def trained_positions(sample: TrainingSample) -> Tensor:

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from emailrl.base.errors import EmailRLError
+from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.engines.base import Advance, Completion, Ended, Request, report
 from emailrl.engines.budget import BLOCK, FREE_SHARE, blocks_of, blocks_within, gib_for
 from emailrl.engines.local.cache import ATTENTION, BlockCache
-from emailrl.engines.local.passes import Conversation, Passes, Schedule
-from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
+from emailrl.engines.local.passes import Conversation, Passes, Schedule, device_of, sampling_weights
 from emailrl.model.layout import free_memory
 
 
@@ -68,7 +68,7 @@ class TransformersEngine:
         failure the previous version stays loaded."""
         self.release()
         self.weights.load(path)
-        self.version, self.adapter_sha256 = version, None if path is None else adapter_sha256(path)
+        self.version, self.adapter_sha256 = version, None if path is None else sha256_of(path / WEIGHTS)
 
     def release(self) -> None:
         """Free the cache; the model belongs to the policy."""

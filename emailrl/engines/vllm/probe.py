@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from emailrl.base.errors import EmailRLError
-from emailrl.engines.local.weights import adapter_sha256, device_of, sampling_weights
+from emailrl.checkpoints import WEIGHTS, sha256_of
+from emailrl.engines.local.passes import device_of, sampling_weights
 from emailrl.model.logprobs import hidden_states, projection
 from emailrl.model.policy import Policy
 
@@ -64,7 +65,7 @@ class Probe:
         """What engines must answer under the adapter in ``path`` (None: the bare base model), whose files are checked.
         ``score`` and ``check_completion`` use that adapter from now on."""
         with ThreadPoolExecutor(1) as pool:  # hashing takes as long as the rest
-            sha256 = None if path is None else pool.submit(adapter_sha256, path)
+            sha256 = None if path is None else pool.submit(sha256_of, path / WEIGHTS)
             self._weights.load(path)
             logits = self._logits(self.ids, 0)[[len(prefix) - 1 for prefix in self.prefixes]]
         return Expected(None if sha256 is None else sha256.result(), logits.float().cpu())

@@ -14,9 +14,9 @@ from engines.vllm_stub import BASE
 from tiny import cut_matrices
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.engines import build_engine, check_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.local.weights import adapter_sha256
 from emailrl.engines.vllm.arguments import read_path_map, read_urls
 from emailrl.engines.vllm.probe import ProbeError
 from emailrl.model.policy import Policy
@@ -34,7 +34,7 @@ def test_it_samples_what_the_in_process_engine_samples_and_stamps_it(start: Star
         assert tokens(completions) == tokens(own)
         for completion, expected in zip(completions, own, strict=True):
             assert completion.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-            assert (completion.policy_version, completion.adapter_sha256) == (version, adapter_sha256(adapter))
+            assert (completion.policy_version, completion.adapter_sha256) == (version, sha256_of(adapter / WEIGHTS))
             assert (completion.prompt_tokens, completion.finish_reason) == (3, expected.finish_reason)
     assert [c.logprobs for c in first] != [c.logprobs for c in second]
 
