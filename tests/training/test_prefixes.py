@@ -86,18 +86,6 @@ def test_batches_count_a_shared_prefix_once() -> None:
     assert apart.num_tokens == sum(len(one.token_ids) for one in made) and not apart.shared.any()
 
 
-def test_the_model_computes_a_shared_prefix_once(make: Make) -> None:
-    updater, seen = make(), []
-    layer = updater.policy.model.get_base_model().model.layers[0]
-    layer.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[1]))
-    (batch,) = micro_batches(family(), updater.forward.layout())
-    updater.forward.train(batch)
-    # Of every row its last token is not needed, but where another goes on from there.
-    ends = {tuple(family()[i].token_ids[:-1]) for i in batch.indices}
-    assert seen == [distinct_prefixes([list(row) for row in ends])]
-    assert seen[0] < sum(len(row) for row in ends)
-
-
 def test_halves_share_within_themselves_alone() -> None:
     made = family()
     (batch,) = micro_batches(made, Layout(99, packing=True, share_prefixes=True))

@@ -46,14 +46,6 @@ def test_a_group_is_torn_apart_where_its_rank_would_be_the_slowest() -> None:
     assert sorted(map(len, parts)) == [2, 2]
 
 
-@pytest.mark.parametrize(("num_ranks", "least"), [(2, 0.99), (4, 0.98), (8, 0.95)])
-def test_48_trajectories_are_balanced(num_ranks: int, least: float) -> None:
-    draw = random.Random(1)
-    samples = of_lengths(*(draw.randrange(2400, 5500) for _ in range(48)))
-    loads = lengths_of(samples, deal(samples, range(48), num_ranks, share_prefixes=False))
-    assert sum(loads) / num_ranks / max(loads) >= least
-
-
 def test_each_sample_is_in_one_share_and_each_mini_batch_on_every_rank() -> None:
     samples = of_lengths(*range(3, 10))
     paid = {one.trajectory_id: float(n) for n, one in enumerate(samples)}

@@ -92,23 +92,6 @@ def test_corrections(make: Make, kind: str, low: float, high: float, algorithm: 
     assert metrics["correction_cut_fraction"] == pytest.approx(cut, abs=1e-6) and 0 < cut < 1
 
 
-@pytest.mark.parametrize("kind", ["tis", "icepop"])
-def test_tokens_that_no_sampler_drew_weigh_one(make: Make, kind: str) -> None:
-    """As in `rollout` mode, which trains tool results too."""
-    updater = make(importance_correction=kind)
-    made, rows, drawn = [], [], 0
-    for one in sampled_otherwise(updater, [math.log(2.0)]):
-        trained = [t for t, on in enumerate(one.loss_mask) if on]
-        tool = set(trained[::3])
-        drawn += len(trained) - len(tool)
-        weight = torch.tensor([1.0 if t in tool else 2.0 for t in trained])
-        rows.append(-PAID[one.trajectory_id] * weight * plain_logprobs(updater.policy, one))
-        hidden = [None if t in tool else logprob for t, logprob in enumerate(one.sampler_logprobs)]
-        made.append(replace(one, sampler_logprobs=hidden))
-    metrics = assert_gradients(updater, torch.cat(rows).mean(), made)
-    assert metrics["correction_mean"] == pytest.approx(2.0, rel=1e-4)  # sampled tokens alone
-
-
 @pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.5, 0), (1.0, 3), (0.6, 5)])
 def test_weights_are_one_under_temperature_top_p_and_top_k(make: Make, top_p: float, top_k: int) -> None:
     """Log-probabilities are recorded before top-p and top-k: what these renormalise by is no mismatch."""
