@@ -91,11 +91,11 @@ _ROWS = (
     Algorithm("ppo", "gae", whiten=True, kl_estimator="k1", kl_in="reward", value_clip=0.5),
 )
 ALGORITHMS: Final = {algorithm.name: algorithm for algorithm in _ROWS}
-SAME_NAME: Final = (
+_SAME_NAME: Final = (
     *("clip_low", "clip_high", "dual_clip", "ratio_level", "kl_estimator", "kl_in", "value_clip"),
     *("dynamic_filtering", "importance_correction"),
 )
-OVERRIDES: Final = {name: name for name in SAME_NAME} | {
+OVERRIDES: Final = {name: name for name in _SAME_NAME} | {
     "advantage_estimator": "advantage",
     "whiten_advantages": "whiten",
     "loss_aggregation": "aggregation",
