@@ -189,7 +189,8 @@ class Team:
             if not self.ranks.is_first:
                 folder = self.folder.enter_context(TemporaryDirectory(prefix="emailrl-adapter-"))
                 own = write_adapter(files, Path(folder))
-            self._awake().load_adapter(own, version)
+            self.engine.resume()
+            self.engine.load_adapter(own, version)
 
         self.ranks.agree(work)
         before.close()
@@ -201,7 +202,8 @@ class Team:
 
         def played(activity: Activity) -> Sequence[Trajectory]:
             activity.note("waking the engine")
-            return self.stages[role].on(self._awake(), activity)(given, sampling, seed, progress)
+            self.engine.resume()
+            return self.stages[role].on(self.engine, activity)(given, sampling, seed, progress)
 
         with self.interrupts.droppable():
             ended = self.ranks.apart(played)
@@ -210,10 +212,6 @@ class Team:
     def sleep(self) -> None:
         """Release the engine's memory."""
         self.ranks.agree(self.engine.release)
-
-    def _awake(self) -> PolicyEngine:
-        self.engine.resume()
-        return self.engine
 
 
 def follow(training: TrainingSettings, device: str) -> None:
