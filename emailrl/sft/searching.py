@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, TypeVar
 
-from emailrl.agent.mail_env import MailEnvironment
-from emailrl.agent.task import mail_agent
+from emailrl.agent.task import MailEnvironment, mail_agent
 from emailrl.agent.tools import MAX_RESULTS
 from emailrl.facts.words import STOPWORDS
 from emailrl.mail import open_mailbox

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from emailrl.agent.mail_env import StaticPromptEnvironment
+from emailrl.agent.task import StaticPromptEnvironment
 from emailrl.base.errors import UsageError
 from emailrl.settings import AgentSettings, Settings, TrainingSettings
 from emailrl.settings.names import leaves, nearest

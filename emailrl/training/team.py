@@ -22,8 +22,7 @@ from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.mail.connection import no_database
-from emailrl.model.load import load_policy
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, load_policy
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.log import silent

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.load import enough_memory
 from emailrl.model.logprobs import TokenLogprobs
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, enough_memory
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import Algorithm, learning_rate, needs_old_logprobs

@@ -15,7 +15,7 @@ from tiny import make_model
 
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.questions.load import write_scenarios
 from emailrl.settings import Settings, load_settings, trust_folder
 from emailrl.training import report
