@@ -11,7 +11,8 @@ import importlib
 import io
 import os
 import sys
-from typing import Annotated, Any, Final, NoReturn
+import tempfile
+from typing import Annotated, Any, Final, NoReturn, TextIO
 
 import typer
 import typer.main
@@ -128,19 +129,9 @@ def emailrl_command(
         raise UsageError(f"emailrl {context.invoked_subcommand} runs as one process.", "Start it without torchrun.")
 
 
-class _ClosedStdout(io.TextIOWrapper):
-    """Takes the place of a closed stdout, so that a command can finish its work, and notes whether output was lost."""
-
-    lost = False
-
-    def write(self, text: str) -> int:
-        self.lost = True
-        return super().write(text)
-
-
-def _prepare_streams() -> _ClosedStdout | None:
-    """Make printing safe: a terminal may lack or obey characters. Returns what stands in for a closed stdout."""
-    closed = None if sys.stdout else _ClosedStdout(os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb"))
+def _prepare_streams() -> TextIO | None:
+    """Make printing safe: a terminal may lack or obey characters. Returns the file in place of a closed stdout."""
+    closed = None if sys.stdout else tempfile.TemporaryFile("w+")  # noqa: SIM115
     sys.stdout = sys.stdout or closed
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):
@@ -204,19 +195,15 @@ def fail(message: str, hint: str, exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
+@process.ending_with("vllm")
 def main() -> NoReturn:
     """Run the command line; exit codes: 0 success, 1 failure, 2 usage or settings error, 130 interrupted."""
-    with process.ending_with("vllm"):
-        _run()
-
-
-def _run() -> NoReturn:
     closed = _prepare_streams()
     process.install()
     try:
         result = app(prog_name="emailrl", standalone_mode=False)
         sys.stdout.flush()
-        if closed and closed.lost:
+        if closed and closed.tell():
             fail("The output was lost: stdout is closed.", "Leave it open, or redirect it to a file or /dev/null.", 1)
     except EmailRLError as error:
         fail(error.message, error.hint, error.exit_code)

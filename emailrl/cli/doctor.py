@@ -173,6 +173,7 @@ def examine_packages(deep: bool) -> Iterable[Check]:
     A package of several extras is shown in the first.
     """
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     try:
         extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
@@ -187,7 +188,13 @@ def examine_packages(deep: bool) -> Iterable[Check]:
         wanted.setdefault(item.name, (item, needs[0] if needs else None))
     present = {name: version for name in wanted if (version := _installed(name))}
     begun = {wanted[name][1] for name in present}
-    modules = _modules(present) if deep else {}
+    modules: dict[str, str] = {}
+    if deep:  # the module to import for each: the one of the same name if it exists (torch also has functorch)
+        owners = metadata.packages_distributions()
+        firsts = {canonicalize_name(owner): module for module in reversed(list(owners)) for owner in owners[module]}
+        for name in present:
+            same = name.replace("-", "_")
+            modules[name] = same if same in owners else firsts.get(canonicalize_name(name), same)
     errors = import_errors(list(modules.values())) if deep else {}
     for item, extra in wanted.values():
         version = present.get(item.name)
@@ -206,16 +213,6 @@ def examine_packages(deep: bool) -> Iterable[Check]:
         else:
             status, found, remedy = "ok", version, ""
         yield Check(item.name, status, found, remedy, essential, area)
-
-
-def _modules(distributions: Iterable[str]) -> dict[str, str]:
-    """The module to import for each distribution: the one of the same name if it exists (torch also has functorch)."""
-    from packaging.utils import canonicalize_name
-
-    owners = metadata.packages_distributions()
-    modules = {canonicalize_name(owner): module for module in reversed(list(owners)) for owner in owners[module]}
-    own = {name: name.replace("-", "_") for name in distributions}
-    return {name: same if same in owners else modules.get(canonicalize_name(name), same) for name, same in own.items()}
 
 
 def import_errors(modules: list[str]) -> dict[str, str]:

@@ -136,10 +136,8 @@ def _check_contents(settings: StoreSettings) -> None:
     is_of_source = {"hf": has_enron_email, "demo": has_only_demo_email}.get(str(settings.source), lambda _: True)
     if not is_of_source(settings.db):
         named = "the Enron emails of the Hub" if settings.source == "hf" else "the demo mailbox"
-        raise UsageError(
-            f"{settings.db} exists and holds other email than {named} (source = {settings.source}).",
-            "Name another file with --db, or replace this one with --overwrite.",
-        )
+        problem = f"{settings.db} exists and holds other email than {named} (source = {settings.source})."
+        raise UsageError(problem, "Name another file with --db, or replace this one with --overwrite.")
 
 
 def _existing(db: Path) -> BuildReport:

@@ -185,9 +185,8 @@ def _by_llm(
         generation, openrouter_api_key=rewards.openrouter_api_key, timeout=rewards.litellm_timeout, max_cost=max_cost
     )
     if max_cost is not None and plan.cost is not None and plan.cost > max_cost:
-        raise UsageError(
-            f"The estimated cost of {_dollars(plan.cost, '')} exceeds --max-cost.", "Ask for fewer questions (--limit)."
-        )
+        problem = f"The estimated cost of {_dollars(plan.cost, '')} exceeds --max-cost."
+        raise UsageError(problem, "Ask for fewer questions (--limit).")
     is_cheap = plan.cost is not None and plan.cost <= ASK_ABOVE
     what = f"The cost ({_dollars(plan.cost, 'unknown')})"
     if plan.num_to_send and not (is_confirmed or is_cheap or confirm("Send the emails and spend this?", what)):

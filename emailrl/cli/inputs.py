@@ -27,10 +27,8 @@ MAX_FOLDERS: Final = 20_000  # to search for trajectories: over 1,000 runs with 
 def check_searchable(place: Path | None) -> None:
     """Raise UsageError for a folder too large to search, such as a home folder."""
     if place and sum(1 for _ in islice(os.walk(place), MAX_FOLDERS + 1)) > MAX_FOLDERS:
-        raise UsageError(
-            f"{place} contains more than {MAX_FOLDERS:,} folders, too many to search for a run.",
-            "Name a run's folder, such as outputs/grpo_masked.",
-        )
+        problem = f"{place} contains more than {MAX_FOLDERS:,} folders, too many to search for a run."
+        raise UsageError(problem, "Name a run's folder, such as outputs/grpo_masked.")
 
 
 def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emailrl.cli.output import progress_console, result_console, say
-from emailrl.records import read_records
+from emailrl.records import read_metrics
 from emailrl.runs.log import Display, duration
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
     def start(self, run_dir: Path, step: int, total: int) -> None:
         """Start showing a run; curves from before a resume are read from its files."""
         self._step, self._total, self._begun = step, total, time.monotonic()
-        for metrics in _records(run_dir / "metrics.jsonl"):
+        for metrics in read_metrics(run_dir / "metrics.jsonl")[0]:
             self._take_curves(metrics)
-        self._evaluations += [each["accuracy"] for each in _records(run_dir / "evaluations.jsonl")]
+        self._evaluations += [each["accuracy"] for each in read_metrics(run_dir / "evaluations.jsonl")[0]]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(self, console=self._console, refresh_per_second=REFRESH, vertical_overflow="crop")
             self._live.start()
@@ -133,10 +133,6 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         for name, middle, numbers in rows:
             grid.add_row(Text(name), middle, Text(numbers))
         return grid
-
-
-def _records(path: Path) -> Sequence[Mapping[str, Any]]:
-    return list(read_records(path)) if path.is_file() else []
 
 
 def sparkline(values: Sequence[float], width: int, low: float, high: float) -> str:

@@ -124,7 +124,19 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     from emailrl.questions.load import questions_file, read_questions, write_demo
     from emailrl.training.loop import train
 
-    started, settings = time.monotonic(), _settle(out, steps, overwrite)
+    started = time.monotonic()
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
+    check_own(out, "--out")
+    if out.exists() and not _is_unfinished(out) and any(out.iterdir()):
+        if not overwrite:
+            raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")
+        if not _is_quickstart(out):
+            raise UsageError(f"{out} contains something other than a quickstart.", "Name another folder with --out.")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
+    settings = load_settings(cwd=out, environ={}, dotenv=False)
     data, db, seed = settings.data, settings.store.db, settings.training.seed
     live.say(f"Demo mailbox: {db}")
     live.say("Loading the model ...")
@@ -170,19 +182,3 @@ def _is_quickstart(folder: Path) -> bool:
     """Whether a quickstart wrote the folder's settings, rather than a user."""
     settings = folder / "emailrl.toml"
     return settings.is_file() and settings.read_text(encoding="utf-8", errors="replace").startswith(MARK)
-
-
-def _settle(out: Path, steps: int, overwrite: bool) -> Settings:
-    """Create the folder and its ``emailrl.toml``, or read those of an interrupted quickstart."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file.", "Name a folder with --out.")
-    check_own(out, "--out")
-    if out.exists() and not _is_unfinished(out) and any(out.iterdir()):
-        if not overwrite:
-            raise UsageError(f"{out} is not empty.", "Name another folder with --out, or replace it with --overwrite.")
-        if not _is_quickstart(out):
-            raise UsageError(f"{out} contains something other than a quickstart.", "Name another folder with --out.")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    replace_bytes(out / "emailrl.toml", SETTINGS.format(steps=steps).encode())
-    return load_settings(cwd=out, environ={}, dotenv=False)

@@ -52,10 +52,8 @@ def report(
         say(f"Newest run: {run}")
     elif run is None:
         if (file := newest_file([output_dir.parent / "benchmarks"])) is None:
-            raise UsageError(
-                f"No run or benchmark with trajectories under {output_dir.parent}.",
-                "Make one (emailrl train or benchmark), or name one.",
-            )
+            problem = f"No run or benchmark with trajectories under {output_dir.parent}."
+            raise UsageError(problem, "Make one (emailrl train or benchmark), or name one.")
         run = made_in(file)
         say(f"Newest benchmark: {run}")
     if (target := html) is None:

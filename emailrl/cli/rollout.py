@@ -124,9 +124,8 @@ def _begun(folder: Path, out: Path | None) -> Path:
             raise nothing_to_resume(noted)
         return out
     if (newest := max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)) is None:
-        raise UsageError(
-            f"Nothing to resume: no rollout in {folder}.", "Name its file with --out.", "nothing-to-resume"
-        )
+        problem = f"Nothing to resume: no rollout in {folder}."
+        raise UsageError(problem, "Name its file with --out.", "nothing-to-resume")
     out = newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
     if is_complete(out, newest):
         hint = "Name another file with --out, or drop --resume."

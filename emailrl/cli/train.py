@@ -149,10 +149,8 @@ def _does_other_work(ranks: Launch, settings: Settings) -> bool:
         from emailrl.model.layout import total_memory
 
         if ranks.nproc > (most := total_memory() // SMALLEST_RANK):
-            raise UsageError(
-                f"--nproc {ranks.nproc} needs more memory than this host has: {total_memory() / 2**30:.1f} GiB.",
-                f"Use {max(1, most)} or fewer.",
-            )
+            problem = f"--nproc {ranks.nproc} needs more memory than this host has: {total_memory() / 2**30:.1f} GiB."
+            raise UsageError(problem, f"Use {max(1, most)} or fewer.")
         code = launch(ranks, [argument for argument in sys.argv[1:] if argument != "--trust"], say)  # already trusted
         if code == INTERRUPTED:
             leave()  # the ranks have ended; torch may leave behind threads that do not

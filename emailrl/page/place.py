@@ -6,10 +6,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def made_in(file: Path) -> Path:
     return file.parent.parent if file.parent.name == "trajectories" else file
 
 
-def newest_file(roots: Iterable[Path]) -> Path | None:
+def newest_file(roots: Sequence[Path]) -> Path | None:
     """Return the newest trajectory file among and under ``roots``, or None; skips other JSONL files.
 
     A run writes ``confirm-NNNNNN.jsonl`` last, though by an earlier policy: such a file counts only without others.
@@ -74,14 +74,10 @@ def newest_file(roots: Iterable[Path]) -> Path | None:
             modified = 0
         return not file.name.startswith("confirm-"), modified, file.name
 
-    files = [file for root in roots for file in ([root] if root.is_file() else _jsonl_under(root))]
+    named = (Path(at, name) for at, _, names in chain.from_iterable(map(os.walk, roots)) for name in names)
+    files = [*roots, *(file for file in named if file.suffix == ".jsonl")]
+    files = [file for file in files if file.is_file()]
     return next(filter(_holds_trajectories, sorted(files, key=age, reverse=True)), None)
-
-
-def _jsonl_under(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root):
-        files = (Path(folder, name) for name in names if name.endswith(".jsonl"))
-        yield from (file for file in files if file.is_file())
 
 
 def _holds_trajectories(file: Path) -> bool:

@@ -112,10 +112,8 @@ def check_replaceable(directory: Path) -> None:
     entries = {entry.name for entry in directory.iterdir()}
     is_run = {"metrics.jsonl", "training.log"} <= entries or entries & {REPLACED, REPLACING}
     if entries - {LOCK} and not (is_run or list_checkpoints(directory)):
-        raise UsageError(
-            f"{directory} is not an emailrl run, so --overwrite leaves it alone.",
-            "Drop --overwrite, or choose another folder with --out.",
-        )
+        problem = f"{directory} is not an emailrl run, so --overwrite leaves it alone."
+        raise UsageError(problem, "Drop --overwrite, or choose another folder with --out.")
 
 
 def give_back_replaced(base: Path) -> list[str]:

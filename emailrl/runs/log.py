@@ -190,16 +190,10 @@ class Clock:
         return self.phases | {"total": time.perf_counter() - self._begun}
 
 
-class Pace:
-    """Time of this process's steps so far, including evaluations and checkpoints."""
-
-    def __init__(self, step: int) -> None:
-        self._begun = time.perf_counter()
-        self._first = step
-
-    def seconds_left(self, step: int, total: int) -> float:
-        """Seconds until ``total`` steps are done, at the mean pace up to ``step``."""
-        return (time.perf_counter() - self._begun) / (step - self._first) * (total - step)
+def pace(first: int) -> Callable[[int, int], float]:
+    """Seconds after some step until ``total`` steps are done, at the mean pace since now, the end of step ``first``."""
+    begun = time.perf_counter()
+    return lambda step, total: (time.perf_counter() - begun) / (step - first) * (total - step)
 
 
 def duration(seconds: float) -> str:
@@ -215,9 +209,8 @@ def check_services(tracking: TrackingSettings) -> None:
     if tracking.wandb_mode != "disabled":
         check_wandb(Path.cwd())
     if tracking.tensorboard and find_spec("tensorboard") is None:
-        raise UsageError(
-            "TENSORBOARD needs the tensorboard package.", "Run in the clone: pip install -e '.[tensorboard]'"
-        )
+        problem = "TENSORBOARD needs the tensorboard package."
+        raise UsageError(problem, "Run in the clone: pip install -e '.[tensorboard]'")
 
 
 def _wandb(tracking: TrackingSettings, run_dir: Path, run_id: str, config: dict[str, Any], say: Say) -> Service:

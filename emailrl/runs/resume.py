@@ -190,10 +190,8 @@ def check_agrees(
     """
     before, path = checkpoint.metadata, checkpoint.path
     if before.base_model and not same_base(before.base_model, settings.model.name):
-        raise UsageError(
-            f"{path} was trained from {before.base_model}, not from {settings.model.name}.",
-            f"Resume with --model {before.base_model}.",
-        )
+        problem = f"{path} was trained from {before.base_model}, not from {settings.model.name}."
+        raise UsageError(problem, f"Resume with --model {before.base_model}.")
     if before.mode != mode:
         hint = f"Resume with --mode {before.mode}."
         if before.mode == SFT:
@@ -201,10 +199,8 @@ def check_agrees(
         raise UsageError(f"{path} is from mode {before.mode}.", hint)
     adapter, recorded = settings.training.adapter, before.settings.get("training", {}).get("adapter")
     if adapter is not None and str(adapter) != recorded:
-        raise UsageError(
-            f"A resumed run has its own weights and was not started from {adapter}.",
-            "Drop --adapter, or start a new run without --resume.",
-        )
+        problem = f"A resumed run has its own weights and was not started from {adapter}."
+        raise UsageError(problem, "Drop --adapter, or start a new run without --resume.")
     changes: Changes = {  # the checkpoint's adapter has its own LoRA settings
         (section, name): (old, new)
         for section, values in settings.public().items()

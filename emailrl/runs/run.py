@@ -50,11 +50,6 @@ class State:
     last_metrics: dict[str, Any] = field(default_factory=dict)
     """What was measured last, for the metadata of checkpoints."""
 
-    @property
-    def evaluated(self) -> int:
-        """The step of the last evaluation; -1 before the first."""
-        return -1 if self.last_evaluated is None else self.last_evaluated
-
     def count_evaluation(self, *, is_best: bool) -> None:
         self.last_evaluated = self.step
         self.evaluations_without_better = 0 if is_best else self.evaluations_without_better + 1
@@ -117,15 +112,11 @@ def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> 
                 torch.cuda.set_rng_state(generator, device)
         return state, saved["updater"]
     except pickle.UnpicklingError:  # not torch's text, which advises to load it unprotected
-        raise EmailRLError(
-            f"{path} contains objects other than tensors and plain values, or is damaged.",
-            "Do not use this run unless you trust its source; start a new one without --resume.",
-        ) from None
+        problem = f"{path} contains objects other than tensors and plain values, or is damaged."
+        raise EmailRLError(problem, "Do not use a run of unknown origin; start a new one without --resume.") from None
     except (KeyError, TypeError, ValueError, RuntimeError, EOFError) as error:
-        raise EmailRLError(
-            f"{path} cannot be read ({first_line(error)}).",
-            "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume.",
-        ) from None
+        hint = "Use another checkpoint (emailrl checkpoints list), or start a new run without --resume."
+        raise EmailRLError(f"{path} cannot be read ({first_line(error)}).", hint) from None
 
 
 class Interrupts:
@@ -237,28 +228,22 @@ class Run(Generic[S]):
     interrupts: Interrupts
     saved_step: int | None = None  # The step of the last checkpoint on disk.
     _snapshot: Snapshot = field(init=False)
-    _half_done: bool = field(default=False, init=False)  # The weights have moved since the snapshot.
+    half_done: bool = field(default=False, init=False)  # The weights have moved since the snapshot.
 
     def __post_init__(self) -> None:
         self._snapshot = take_snapshot(self.state)
 
-    def begin_update(self) -> None:
-        """From here to ``complete_step`` the weights belong to no step."""
-        self._half_done = True
-
     def complete_step(self) -> None:
         """Make the current state the one that the next checkpoint holds."""
         self._snapshot = take_snapshot(self.state)
-        self._half_done = False
+        self.half_done = False
 
     def check_skipped(self, broken: dict[str, float], step: int, hint: str) -> None:
         """Raise EmailRLError if too many updates in a row were not finite; ``broken`` is what is not, by name."""
         if self.updater.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             name, value = next(iter(broken.items()))
-            raise EmailRLError(
-                f"The {name} is {value} at step {step}, in the third update in a row; the weights are as before them.",
-                hint,
-            )
+            problem = f"The {name} is {value} at step {step}, in the third update in a row"
+            raise EmailRLError(f"{problem}; the weights are as before them.", hint)
 
     def save(self, kind: str) -> None:
         """Write a checkpoint (``write``) and say so."""
@@ -314,7 +299,7 @@ class Run(Generic[S]):
                 replaced = (self.directory / REPLACED).exists()
                 then = "the run being replaced is restored" if replaced else "nothing was trained or saved"
                 said = f"before the first step; {then}"
-            elif self._half_done or self.interrupts.impatient:
+            elif self.half_done or self.interrupts.impatient:
                 said = f"in step {step + 1}; {up_to}"
             else:
                 try:

@@ -184,10 +184,8 @@ def from_record(
         own = others[leaf].value if leaf in others else default
         if (leaf.address or leaf.code) and value != default and not PLAIN_WORD.fullmatch(str(value)):
             if without_credentials(str(own)) != value:
-                raise UsageError(
-                    f"The run was trained with {leaf.env_names[0]}={value}, which a run's folder may not set.",
-                    f"Set it again ({leaf.env_names[0]}=… emailrl train …), or choose another value.",
-                )
+                problem = f"The run was trained with {leaf.env_names[0]}={value}, which a run's folder may not set."
+                raise UsageError(problem, f"Set it again ({leaf.env_names[0]}=…), or choose another value.")
         elif value != default or leaf in others:
             source[leaf] = Given(value, leaf.env_names[0], "recorded by the run")
     known = {(leaf.section, leaf.field) for leaf in leaves()}
@@ -270,10 +268,8 @@ def _gather(pairs: Iterable[tuple[Leaf, Given]]) -> Source:
     for leaf, given in pairs:
         before = source.setdefault(leaf, given)
         if before.value != given.value:
-            raise UsageError(
-                f"{before.name} and {given.name} ({given.origin}) are the same setting with different values.",
-                f"Keep one of them; the main name is {leaf.env_names[0]}.",
-            )
+            problem = f"{before.name} and {given.name} ({given.origin}) are the same setting with different values."
+            raise UsageError(problem, f"Keep one of them; the main name is {leaf.env_names[0]}.")
     return source
 
 

@@ -37,10 +37,8 @@ def _with_a_place(template: str) -> str:
 
 def _without_secrets(text: str) -> str:
     if name := secret_argument(text):
-        raise UsageError(
-            f"VLLM_ENGINE_ARGS cannot hold a secret ({name}): its value is recorded with a run.",
-            "Set VLLM_API_KEY for the servers' key, or HF_TOKEN in the environment for the hub's.",
-        )
+        problem = f"VLLM_ENGINE_ARGS cannot hold a secret ({name}): its value is recorded with a run."
+        raise UsageError(problem, "Set VLLM_API_KEY, or HF_TOKEN in the environment for the hub's.")
     return text
 
 

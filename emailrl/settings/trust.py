@@ -109,10 +109,8 @@ def check(found: Sequence[Risk], folder: Path) -> None:
     first = replace(new[0], value=new[0].value if len(new[0].value) <= 100 else f"{new[0].value[:100]}…")
     others = f" (and {counted(len(new) - 1, 'more setting')})" if len(new) > 1 else ""
     state = "is not trusted" if trusted is None else "has changed since it was trusted"
-    raise Untrusted(
-        f"{first}{others}: this folder {state}.",
-        f"Read its settings, then: emailrl trust {shlex.quote(min(os.path.relpath(folder), str(folder), key=len))}",
-    )
+    place = shlex.quote(min(os.path.relpath(folder), str(folder), key=len))
+    raise Untrusted(f"{first}{others}: this folder {state}.", f"Read its settings, then: emailrl trust {place}")
 
 
 def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | None:

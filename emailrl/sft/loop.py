@@ -22,7 +22,7 @@ from emailrl.mail import database_fingerprint
 from emailrl.model.load import choose_device, choose_dtype, load_policy, prepare_training
 from emailrl.model.policy import Policy
 from emailrl.runs.folder import clear_run, free_directory
-from emailrl.runs.log import RULE, Clock, Display, Pace, Say, Tracker, check_services, duration, silent
+from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, duration, pace, silent
 from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume
 from emailrl.runs.run import (
     NAMES,
@@ -82,14 +82,14 @@ class SftRun(Run[SftState]):
         state, sft = self.state, self.settings.sft
         if self.validate_if_due() is not None:
             self.end_step()
-        pace = Pace(state.step)
+        seconds_to = pace(state.step)
         with closing(self.data.batches(state.step)) as batches:  # ends the processes that play
             while (reason := state.stop_reason(sft)) is None:
                 clock = Clock()
                 with self.interrupts.droppable(), clock.phase("data"):
                     batch = next(batches)
                 with clock.phase("update"):
-                    self.begin_update()
+                    self.half_done = True
                     metrics = self.updater.step(batch, step=state.step + 1)
                     if broken := {k: metrics[k] for k in ("loss", "grad_norm") if not math.isfinite(metrics[k])}:
                         hint = "Lower --learning-rate, or inspect the conversations."
@@ -102,7 +102,7 @@ class SftRun(Run[SftState]):
                 finally:  # a validation cut short does not cost the step: it is saved, and the resumed run validates it
                     parts = [f"Step {state.step}/{sft.sft_steps}", f"loss {metrics['loss']:.4f}"]
                     parts += [] if val_loss is None else [f"val_loss {val_loss:.4f}"]
-                    left = duration(pace.seconds_left(state.step, sft.sft_steps))
+                    left = duration(seconds_to(state.step, sft.sft_steps))
                     parts += [f"lr {metrics['learning_rate']:.2e}", f"{left} left"]
                     parts += ["update skipped: non-finite"] if metrics["updates_skipped"] else []
                     record = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}

@@ -113,7 +113,8 @@ def _assembled(
     own, origin, total = ready.start.settings, ready.origin, ready.total_steps
     own = own if own.training.adapter is None else with_lora(own, updater.policy.lora)
     names = {"run_id": origin.run_id, "mode": origin.mode}
-    tracker = Tracker(directory, own, display, **names, step=state.step, evaluated=state.evaluated)
+    last = -1 if state.last_evaluated is None else state.last_evaluated
+    tracker = Tracker(directory, own, display, **names, step=state.step, evaluated=last)
     stack.enter_context(closing(tracker))
     sizes = {"num_train": len(ready.train), "num_eval": len(ready.val), "num_ranks": ranks.world}
     tracker.say(header(own, run_dir=directory, start=state.step, total=total, **sizes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emailrl.ranks import joined
-from emailrl.runs.log import Clock, Display, Pace, Say, silent
+from emailrl.runs.log import Clock, Display, Say, pace, silent
 from emailrl.settings import Settings
 from emailrl.training.assemble import opened
 from emailrl.training.batch import make_samples, terminal_rewards
@@ -81,7 +81,7 @@ def loop(run: TrainingRun) -> str:
         evaluated = run.evaluate_if_due()
     if evaluated:
         run.end_step()
-    pace = Pace(state.step)
+    seconds_to = pace(state.step)
     while (reason := run.stop_reason()) is None:
         clock = Clock()
         with droppable(), clock.phase("rollout"):
@@ -105,7 +105,7 @@ def loop(run: TrainingRun) -> str:
                 "dropped": collected.dropped() | counts,
                 "seconds": clock.seconds() | (run.ahead.seconds if run.ahead else {}),
             }
-            seconds_left = pace.seconds_left(state.step, run.total_steps)
+            seconds_left = seconds_to(state.step, run.total_steps)
             run.tracker.step(metrics, step_line(metrics, run.total_steps, seconds_left), seconds_left)
             run.complete_step()
         run.end_step(metrics)

@@ -179,7 +179,7 @@ class TrainingRun(Run[RunState]):
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float]) -> UpdateResult:
         """Make the updates of the current step (``Updater.train``); keep the batches of those that were skipped.
         Without samples, this is logged, counted and skipped. Raises EmailRLError after too many skipped updates."""
-        self.begin_update()
+        self.half_done = True
         step, tracker = self.state.step + 1, self.tracker
         tracker.display.phase(f"update of step {step}")
         if not samples:

@@ -25,8 +25,9 @@ from emailrl.base.disk import replace_bytes
 replace_bytes(Path(sys.argv[1]), b"x" * 200)
 """
 RECORD = """
+from contextlib import closing
 from emailrl.records import JsonlWriter
-with JsonlWriter(Path(sys.argv[1])) as writer:
+with closing(JsonlWriter(Path(sys.argv[1]))) as writer:
     writer.write({"step": 1})
     writer.write({"step": 2, "text": "x" * 200})
 """
@@ -55,7 +56,7 @@ def test_a_record_that_does_not_fit_is_an_error_and_is_cut_off_later(tmp_path: P
     path = tmp_path / "metrics.jsonl"
     assert on_a_full_disk(100, RECORD, path) == f"{errno.EFBIG} {path}"
     assert len(path.read_bytes()) == 100
-    with JsonlWriter(path) as writer:
+    with closing(JsonlWriter(path)) as writer:
         writer.write({"step": 2})
     assert [record["step"] for record in read_records(path)] == [1, 2]
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,7 +209,7 @@ def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:
             time.sleep(0.05)
             stream.write(line[20:])
         time.sleep(0.1)
-        with TrajectoryWriter(run_dir / "trajectories" / "step-000005.jsonl") as writer:
+        with closing(TrajectoryWriter(run_dir / "trajectories" / "step-000005.jsonl")) as writer:
             writer.append(replace(make("t4"), step=5))
 
     thread = threading.Thread(target=write)

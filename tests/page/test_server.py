@@ -9,6 +9,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_the_page_asks_for_the_run_its_rows_and_the_whole_of_one(server: PageSer
 def test_what_is_written_meanwhile_is_served(server: PageServer, run_dir: Path, trajectory: Trajectory) -> None:
     assert answer(server, "/data/run.json")["total"] == 5
     file = run_dir / "trajectories" / "step-000002.jsonl"
-    with TrajectoryWriter(file) as writer:
+    with closing(TrajectoryWriter(file)) as writer:
         writer.append(replace(trajectory, id="late", step=2))
     with file.open("ab") as stream:
         stream.write(b'{"id": "torn')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_writers_leave_the_index_that_a_reader_would_build(tmp_path: Path, some:
     whole, appended = tmp_path / "whole.jsonl", tmp_path / "appended.jsonl"
     write_trajectories(whole, some)
     for part in (some[:1], some[1:]):
-        with TrajectoryWriter(appended) as writer:
+        with closing(TrajectoryWriter(appended)) as writer:
             for each in part:
                 writer.append(each)
     built = tmp_path / "built.jsonl"
@@ -119,7 +120,7 @@ def test_a_damaged_index_is_built_again(file: Path, damage: Callable[[bytes], by
     whole = beside(file).read_bytes()
     beside(file).write_bytes(damage(whole))
     assert ids(TrajectoryIndex(file)) == ["t-0", "t-1", "t-2"]
-    with TrajectoryWriter(file):
+    with closing(TrajectoryWriter(file)):
         pass
     assert beside(file).read_bytes() == whole
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def read(record: dict[str, Any]) -> Trajectory:
 @pytest.mark.parametrize("changes", [{}, {"samples": []}, {"stop_reason": None, "exception": "OSError: disk"}])
 def test_what_is_written_is_read_back_equal(tmp_path: Path, changes: dict[str, object]) -> None:
     trajectory = make_trajectory(**changes)
-    with TrajectoryWriter(tmp_path / "a.jsonl") as writer:
+    with closing(TrajectoryWriter(tmp_path / "a.jsonl")) as writer:
         writer.append(trajectory)
     write_trajectories(tmp_path / "b.jsonl", [trajectory])
     assert list(read_trajectories(tmp_path / "a.jsonl")) == [trajectory]
@@ -132,7 +133,7 @@ def test_a_line_torn_anywhere_is_dropped_and_the_others_kept(
     whole = '{"step":1}\n' + (f"{last}\n" if cut == len(last) else "")
     path.write_text('{"step":1}\n' + last[:cut])  # whole, if only its newline is missing
     assert list(read_records(path)) == [json.loads(line) for line in whole.splitlines()]
-    with JsonlWriter(path) as writer:
+    with closing(JsonlWriter(path)) as writer:
         writer.write({"step": 3})
     assert path.read_text() == whole + '{"step":3}\n'
 
@@ -220,7 +221,7 @@ def test_logprobs_whose_sum_is_infinite_are_read() -> None:
 def test_metrics_beyond_the_resumed_step_are_removed_and_the_rest_left_byte_for_byte(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 0.10}\n{"step": 2}\n{"step": 3}\n{"st')
-    with MetricsWriter(path, after_step=2) as metrics:
+    with closing(MetricsWriter(path, after_step=2)) as metrics:
         metrics.write({"step": 3, "loss": float("nan"), "deep": {"list": [float("inf"), 1.0]}})
     assert path.read_text() == (
         '{"step": 1, "loss": 0.10}\n{"step": 2}\n{"step":3,"loss":null,"deep":{"list":[null,1.0]}}\n'

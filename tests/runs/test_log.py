@@ -17,7 +17,7 @@ from runs.run_files import evaluation
 from emailrl.base.errors import UsageError
 from emailrl.records import read_records
 from emailrl.runs import log
-from emailrl.runs.log import Display, Pace, Tracker, silent
+from emailrl.runs.log import Display, Tracker, pace, silent
 from emailrl.settings import RewardSettings, Settings, TrackingSettings
 
 OFF = TrackingSettings(wandb_mode="disabled")
@@ -29,7 +29,7 @@ def tracked(folder: Path, settings: Settings, say: Any = silent, run_id: str = "
 
 def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", iter([100.0, 130.0]).__next__)
-    assert Pace(step=10).seconds_left(12, total=20) == 120  # 2 steps took 30 s, 8 are left
+    assert pace(10)(12, 20) == 120  # 2 steps took 30 s, 8 are left
 
 
 # -- files
