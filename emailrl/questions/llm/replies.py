@@ -31,8 +31,7 @@ from emailrl.base.http import Failed, sendable, tell
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Literal, agree, read
 from emailrl.facts.words import STOPWORDS, clean
-from emailrl.mail.connection import opened
-from emailrl.mail.schema import emails
+from emailrl.mail.database import emails, opened
 from emailrl.questions.inbox import MAX_DAYS_LATER, Mail, spell_day
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
 from emailrl.questions.splits import in_order
