@@ -116,7 +116,6 @@ class EmailAgent:
         return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
-        """Release the engine's resources."""
         self._engine.close()
 
 
