@@ -21,7 +21,7 @@ from emailrl.base.process import handled_by
 from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
-from emailrl.mail.connection import no_database
+from emailrl.mail.database import no_database
 from emailrl.model.policy import Policy, load_policy
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
