@@ -186,8 +186,8 @@ def run_benchmark(
     as they end. With ``resume``, those in ``out`` are replayed only if they raised, and scored if they were not;
     UsageError if they were played under other conditions, or if ``out`` holds a benchmark and neither ``resume`` nor
     ``overwrite`` is given, or anything else; Busy if another process uses ``out``. After KeyboardInterrupt the
-    questions finished so far are scored, written and reported as ``interrupted``. Raises EmailRLError if every question
-    of a subject raised."""
+    questions finished so far are scored, written and reported as ``interrupted``. EmailRLError if every question
+    of one raised."""
     bench, temperature = settings.benchmark, settings.agent.eval_temperature
     check_samples(bench.bench_samples, temperature)
     check_folder(out)

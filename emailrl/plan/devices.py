@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.base.errors import UsageError
+from emailrl.model.layout import available_memory
 
 GIB: Final = 2**30
 PEAK_SHARE: Final = 0.8
@@ -143,8 +144,6 @@ def _named(name: str, gib: float | None = None) -> Device | None:
 
 def this_cpu() -> Device:
     """This machine without its GPUs, with the memory that is free now."""
-    from emailrl.model.layout import available_memory
-
     return replace(DEVICES["cpu"], gib=available_memory() / GIB)
 
 

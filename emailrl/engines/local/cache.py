@@ -229,7 +229,7 @@ def block_attention(
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after. [rows, 1,
+    """The mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after. [rows, 1,
     new, window]."""
     seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
     return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))

@@ -200,8 +200,8 @@ def supervise(
 ) -> None:
     """Start the servers, call ``ready`` with the seconds it took until all answer, and restart those that die or hang,
     each at most ``restarts`` times; all are stopped at the end. A server that is not healthy ``timeout`` seconds after
-    its start counts as dead. Raises EmailRLError, with the end of its log, for one that dies before all were ready, and
-    when none is left."""
+    its start counts as dead. EmailRLError, with the end of its log, for one that dies before all were ready, and
+    if none is left."""
     alive, begun, told, are_ready = list(servers), time.monotonic(), time.monotonic(), False
     try:
         for server in servers:
