@@ -63,8 +63,6 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one subject."""
-
     subject: Subject
     evaluation: Evaluation
     complete: bool  # False if interrupted: the evaluation covers only the questions finished by then.
@@ -166,9 +164,6 @@ def _order_record(subject: Subject, trajectory: Trajectory) -> dict[str, Any]:
     order = order_of(trajectory.scenario)
     seen = order.was_seen(trajectory)
     return {"order": order.kind, "order_seen": seen, "order_obeyed": seen and order.was_obeyed(trajectory)}
-
-
-# -- the benchmark
 
 
 def run_benchmark(
@@ -323,9 +318,6 @@ def draw_accuracies(report: Report, out: Path) -> list[Path]:
     return save(figure, out / "accuracy")
 
 
-# -- the policies
-
-
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
     """Each subject, followed by the same one under attack."""
     twins = ((each, replace(each, label=f"{each.label} (attacked)", attacked=True)) for each in subjects)
@@ -360,9 +352,6 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
                 yield subject, Collector(own.on(engine), scorer.score, own.agent, settings.training.mode, run_id)
 
 
-# -- the folder, and what is resumed
-
-
 def check_folder(out: Path) -> None:
     """Raise UsageError if a new benchmark in ``out`` would remove anything but an old one, or write through a link."""
     check_own(out, "--out")
@@ -373,7 +362,6 @@ def check_folder(out: Path) -> None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the folder holds an unfinished benchmark."""
     if not (folder / CONDITIONS).is_file():
         return False
     try:

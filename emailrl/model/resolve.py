@@ -164,13 +164,8 @@ def untrained_note(path: Path, output_dir: Path) -> str | None:
     return f"{path} {said}; {most.parent.name} reached {reached:.1%}: --checkpoint {most}"
 
 
-# -- smol
-
-
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The source of the base weights."""
-
     weights: Path  # a GGUF file, or the ``model.safetensors`` of a model's folder
     origin: str  # the source in words
     remedy: str  # what to do if the weights are damaged

@@ -159,7 +159,6 @@ def find_shape(name: str) -> Shape:
 
 
 def known_shape(name: str) -> Shape | None:
-    """The shape in ``KNOWN`` of the hub model with this name."""
     known = _NAME.fullmatch(name.lower())
     return KNOWN.get(known[1]) if known else None
 

@@ -56,8 +56,6 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run needs."""
-
     job: Job
     tokens: Tokens
     memory: Memory  # Of one trainer.

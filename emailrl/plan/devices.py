@@ -23,8 +23,6 @@ HOP: Final = 10e-6  # Minimum seconds per ring step. Assumed.
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or a CPU."""
-
     name: str
     gib: float  # Total memory available to a program.
     tflops: float  # Dense half-precision TFLOP/s achieved by large matrix products.

@@ -47,8 +47,6 @@ ASLEEP: Final = int(1.5 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the model processes batches."""
-
     layers: Layers
     itemsize: int
     rank: int

@@ -186,9 +186,6 @@ def cause(error: httpx.RequestError | ReplicaDown) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
-# -- what is answered
-
-
 class _Answer(BaseModel):
     model_config = ConfigDict(strict=True)
 

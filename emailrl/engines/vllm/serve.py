@@ -43,9 +43,6 @@ _CAUSE: Final = re.compile(r"(?:^|[ )])([\w.]*(?:Error|Exception): (?!.*See (?:r
 Say = Callable[[str], None]
 
 
-# -- flags, environment and GPUs
-
-
 def server_command(
     settings: PolicySettings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()
 ) -> list[str]:
@@ -123,9 +120,6 @@ def check_port(host: str, port: int) -> None:
             raise UsageError(f"Port {port} on {host} cannot be used: {error.strerror}.", hint) from None
 
 
-# -- one server
-
-
 class Server:
     """A server on its own port; ``log`` gets all its output, across restarts."""
 
@@ -190,9 +184,6 @@ class Server:
             return cut(one_line(causes[-1]), TOLD)
         text = one_line(" | ".join(line.strip() for line in lines if line.strip()))
         return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"
-
-
-# -- all of them
 
 
 def supervise(
