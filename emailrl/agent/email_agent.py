@@ -93,7 +93,7 @@ class EmailAgent:
         from emailrl.agent.task import mail_agent
         from emailrl.engines import SamplingParams
         from emailrl.mail import open_mailbox
-        from emailrl.mail.connection import last_day, opened
+        from emailrl.mail.database import last_day, opened
         from emailrl.questions.inbox import MailReader, unknown_inbox
 
         agent, db, today = self.settings.agent, self.settings.store.db, datetime.now(UTC).date().isoformat()

@@ -319,7 +319,7 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
 
 def _data(db: Path, questions: Path | None) -> Iterable[Check]:
     """Open the mail database and count the questions."""
-    from emailrl.mail.connection import how_to_get
+    from emailrl.mail.database import how_to_get
     from emailrl.questions.load import HUB_QUESTIONS, has_enron_email, questions_file
 
     database = Check("database", "missing", f"no such file: {db}", how_to_get(db))

@@ -18,7 +18,7 @@ from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import Lock, check_own, naming, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint
-from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.mail.database import HOW_DATABASES_CHANGE
 from emailrl.measure.evaluation import has_crashed
 from emailrl.model.resolve import read_chat_template
 from emailrl.questions.load import fingerprint
