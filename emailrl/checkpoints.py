@@ -281,9 +281,8 @@ def checkpoint_of(run: Path, which: str) -> Checkpoint:
 
 
 def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:
-    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory, listed
-    in ``metadata.files``. A crash at any moment leaves a complete checkpoint, old or new. An OSError of ``fill``
-    without a file name, such as that of a full disk, gets ``path`` as its ``filename``."""
+    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory; a crash
+    at any moment leaves a complete one, old or new."""
     _settle(path)
     incoming, outgoing = _hidden(path)
     incoming.mkdir(parents=True)

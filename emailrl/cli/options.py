@@ -47,9 +47,8 @@ def _path(value: str) -> Path:
 def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's parameter ``overrides`` with options for the named settings, in this order.
 
-    Each of ``names`` is one setting name, or several separated by spaces, after ``group:`` those of a group of their
-    own in ``--help``. Spelling, type, bounds, choices and help come from the setting's declaration; ``summaries``
-    override the help for this command. All parameters of the command become keyword-only.
+    Each of ``names`` lists settings, after ``group:`` those of a group of their own in ``--help``. Spelling, type,
+    bounds, choices and help come from the setting's declaration; ``summaries`` override the help for this command.
     """
     from emailrl.settings.names import by_name  # not at the top: commands without settings do not import pydantic
 

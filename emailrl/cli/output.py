@@ -97,6 +97,12 @@ def confirm(question: str, what: str, hint: str = "Add --yes.") -> bool:
     return typer.confirm(question, err=True)
 
 
+def say_again(what: str, purpose: str, out: Path) -> None:
+    """Print what has happened, and how to go on: the same command with ``--resume`` on ``out``."""
+    how = f"rerun the same command with --resume --out {shlex.quote(str(out))}"
+    progress_console().print(f"{what}; to {purpose}, {how}", soft_wrap=True)
+
+
 def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | None = None) -> None:
     """Print the suggested next emailrl command, run in ``folder``, on stderr, ready to paste into a shell."""
     there = f"cd {shlex.quote(str(folder))} && " if folder else ""

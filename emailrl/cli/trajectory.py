@@ -23,9 +23,10 @@ from emailrl.base.plain import counted, cut, plain, plain_line
 from emailrl.cli.output import LONGEST_ID, say
 from emailrl.measure.evaluation import verdict
 from emailrl.page.place import origin as origin_of
+from emailrl.page.shapes import conversation
 from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
 from emailrl.records import TrainingNote, TrajectoryIndex
-from emailrl.records.trajectory import TokenSample, Trajectory, Turn
+from emailrl.records.trajectory import TokenSample, Trajectory
 from emailrl.settings import Settings
 
 TRAINED = "bold green"  # style of tokens with loss mask 1; of sampled ones if nothing was trained on them
@@ -106,33 +107,25 @@ def render_trajectory(
 
 def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
     """Yield the conversation: opening messages (``verbose``), then each assistant message with its tool result."""
-    turns, number = iter(trajectory.turns), 0
-    for message in trajectory.messages:
-        if message.role == "assistant":
+    number = 0
+    for item in conversation(trajectory):
+        role, text = item["role"], item["text"]
+        if role == "assistant":
             number += 1
-            yield _turn_rule(number, next(turns, None))
-            if message.content.strip():
-                yield _labelled("assistant", message.content.strip(), "")
-            yield from (_call(call.name, call.arguments) for call in message.tool_calls)
-            if message.parse_error:
-                yield _labelled("unparsable", message.parse_error, "red")
-        elif message.role == "tool":
-            yield _labelled(f"result of {plain_line(message.name or 'tool')}", _tool_result(message.content), "cyan")
-        elif verbose or message.role not in ("system", "user") or number:
-            yield _labelled(message.role, message.content, CONTEXT)
-    for at, turn in enumerate(turns, number + 1):  # recordings without a chat have calls only in their turns
-        yield _turn_rule(at, turn)
-        if turn.tool_name:
-            yield _call(turn.tool_name, turn.tool_args or {})
-        if turn.tool_result is not None:
-            yield _labelled("result", _tool_result(turn.tool_result), "cyan")
-
-
-def _turn_rule(number: int, turn: Turn | None) -> Rule:
-    facts = [f"turn {number}"]
-    facts += [f"{len(turn.completion_ids)} tokens"] if turn and turn.completion_ids else []
-    facts += [f"{turn.seconds:.2f} s", f"finish {plain_line(turn.finish_reason)}"] if turn else []
-    return Rule(Text(" · ".join(facts)), align="left", style="blue")
+            facts = [f"turn {number}"]
+            if "turn" in item:
+                facts += [f"{item['tokens']} tokens"] * bool(item["tokens"])
+                facts += [f"{item['seconds']:.2f} s", f"finish {plain_line(item['finish'])}"]
+            yield Rule(Text(" · ".join(facts)), align="left", style="blue")
+            if text.strip():
+                yield _labelled("assistant", text.strip(), "")
+            yield from (_call(call["name"], call["arguments"] or {}) for call in item["calls"])
+            if item["error"]:
+                yield _labelled("unparsable", item["error"], "red")
+        elif role == "tool":
+            yield _labelled(f"result of {plain_line(item['name'] or 'tool')}", _tool_result(text), "cyan")
+        elif verbose or role not in ("system", "user") or number:
+            yield _labelled(role, text, CONTEXT)
 
 
 def _call(name: str, arguments: dict[str, Any]) -> Padding:

@@ -203,8 +203,7 @@ class Place:
 def place_of(path: Path, index: int | None = None) -> Place:
     """Return the place of ``path``: a file, or all files of a run or benchmark; ``index`` picks one line of a file.
 
-    A folder without trajectories is its own place if it holds a run's metrics, else the place is the run of the newest
-    file below it. ``UsageError`` if there is none.
+    A folder with neither trajectories nor metrics means the run of the newest file below it; UsageError without one.
     """
     if existing(path).is_file() or index is not None:
         file = find_file(path)
@@ -248,15 +247,9 @@ def run_record(place: Place, files: list[Record]) -> Record:
     results = read_object(folder / "results.json")
     own = folder.resolve()
     tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
-    tested = next(  # the newest complete benchmark of one of the run's checkpoints, if there is one beside the run
-        (
-            each
-            for file in tests
-            for each in _list(read_object(file), "results", dict)
-            if each.get("complete") and Path(str(each.get("checkpoint"))).parent == own
-        ),
-        None,
-    )
+    found = (each for file in tests for each in _list(read_object(file), "results", dict) if each.get("complete"))
+    # The newest complete benchmark of one of the run's checkpoints, if there is one beside the run.
+    tested = next((each for each in found if Path(str(each.get("checkpoint"))).parent == own), None)
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     # The settings of a benchmark or rollout are its conditions.

@@ -89,7 +89,7 @@ def detail(trajectory: Trajectory, *, note: TrainingNote | None = None, tokens: 
         "inbox": scenario.inbox_address,
         "date": scenario.query_date,
         "exception": trajectory.exception,
-        "conversation": list(_conversation(trajectory)),
+        "conversation": list(conversation(trajectory)),
         "evidence": evidence(trajectory),
         "terms": {name: _short(value) for name, value in trajectory.reward_terms.items()},
         "rubric": trajectory.rubric,
@@ -135,7 +135,7 @@ def evidence(trajectory: Trajectory) -> Record:
     }
 
 
-def _conversation(trajectory: Trajectory) -> Iterator[Record]:
+def conversation(trajectory: Trajectory) -> Iterator[Record]:
     """The messages in order, each assistant message with its turn; then turns without a message."""
     turns = list(enumerate(trajectory.turns, 1))
     number, current = 0, None

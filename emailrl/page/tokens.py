@@ -69,11 +69,8 @@ def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenT
 
 
 def tokenizer_folders(file: Path, model_name: str) -> Iterator[Path]:
-    """Yield the folders that may hold the tokenizer of ``file``, likeliest first.
-
-    The run's checkpoints come first, then the checkpoint of the benchmark that wrote the file, then the base models
-    that these and a rollout's conditions name, then ``model_name``.
-    """
+    """Yield the folders that may hold the tokenizer of ``file``, likeliest first: the run's or benchmark's checkpoints,
+    then the base models that these and a rollout's conditions name, then ``model_name``."""
     run_dir = file.parent.parent if file.parent.name == "trajectories" else file.parent
     checkpoints = list_checkpoints(run_dir)
     yield from (checkpoint.path for checkpoint in checkpoints)

@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -86,15 +87,11 @@ def index_path(path: Path) -> Path:
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write a whole file of trajectories at once, and its index, atomically."""
-    lines: list[bytes] = []
-    entries: list[bytes] = []
-    offset = 0
-    for number, trajectory in enumerate(trajectories, 1):
-        lines.append(encode(trajectory_to_dict(trajectory)))
-        entries.append(_entry_line(number, offset, lines[-1], trajectory))
-        offset += len(lines[-1])
+    written = list(trajectories)
+    lines = [encode(trajectory_to_dict(each)) for each in written]
     write_out(path, b"".join(lines))
     if path.is_file():  # no index beside a pipe
+        entries = map(_entry_line, count(1), accumulate(map(len, lines), initial=0), lines, written)
         replace_bytes(index_path(path), b"".join([_HEADER, *entries]))
 
 

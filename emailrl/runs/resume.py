@@ -1,9 +1,5 @@
 """What a run starts from: which run and checkpoint ``--resume`` means, what going back to it removes, and what the two
-must have in common.
-
-Only the weights are taken from an adapter's folder, no optimizer or counters. The run adopts its rank, alpha, dropout
-and target modules.
-"""
+must have in common. Of an adapter's folder only weights, rank, alpha, dropout and target modules are taken."""
 
 from __future__ import annotations
 
@@ -39,9 +35,8 @@ _NOT_OF_TRAINING: Final = ("output_field", "test_set_size")  # Of the settings o
 def run_to_resume(resume: str, output_dir: Path, mode: str, *, any_mode: bool = False) -> Path | None:
     """The directory of the run that ``resume`` means; None if ``auto`` finds none.
 
-    ``auto`` is the run of ``mode`` begun last if it died before its first checkpoint, else the ``latest``; ``latest``
-    and ``best`` are the newest run that has such a checkpoint, with ``any_mode`` of all modes but sft; a path is that
-    of a run or of a checkpoint.
+    ``auto`` is the run of ``mode`` begun last if it died before its first checkpoint, else the newest with one, as for
+    ``latest`` and ``best`` (``any_mode``: of all modes but sft); a path is that of a run or of a checkpoint.
     """
     but, searched = (SFT, None) if any_mode else (None, mode)
     if resume == "auto":
@@ -117,8 +112,7 @@ def resumed(
 ) -> Iterator[Checkpoint | None]:
     """Lock the run in ``directory``, and only then choose its checkpoint that ``resume`` means; None as above.
 
-    ``overwrite`` allows losing the run's later work; ``remedy`` is the advice without it. Raises UsageError if later
-    work would be lost, EmailRLError for a damaged checkpoint or if another process trains there.
+    Raises UsageError, with ``remedy``, if later work would be lost without ``overwrite``.
     """
     with held(directory):
         checkpoint = checkpoint_to_resume(directory, resume)
@@ -143,8 +137,7 @@ class Start:
 def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Start:
     """Start from ``checkpoint``, else from ``settings.training.adapter``, after checking its recorded hashes.
 
-    The settings returned name the reference policy: a checkpoint's own if it is ``auto``. Raises UsageError if it is
-    not an adapter, EmailRLError if it is damaged.
+    The settings returned name the reference policy: a checkpoint's own if it is ``auto``.
     """
     wanted, adapter, notes = settings.algorithm, settings.training.adapter, []
     if wanted.reference == "auto":  # without a KL nothing is kept to measure it to
@@ -185,8 +178,7 @@ def check_agrees(
     """Differences from the checkpoint's settings, for the log.
 
     ``database`` and ``questions`` are fingerprints, ``source`` names the questions. Raises UsageError, naming the
-    cause, if the run cannot continue: another base model, mode, adapter, LoRA shape, database or set of questions, or
-    another value of a ``fixed`` setting.
+    cause, for another base model, mode, adapter, LoRA shape, database, set of questions or ``fixed`` setting.
     """
     before, path = checkpoint.metadata, checkpoint.path
     if before.base_model and not same_base(before.base_model, settings.model.name):

@@ -95,11 +95,6 @@ def wandb_risks(folder: Path) -> list[Risk]:
     return found
 
 
-def check_wandb(folder: Path) -> None:
-    """Raise Untrusted if W&B's settings file in the folder sets a value that requires trust."""
-    check(wandb_risks(folder), folder)
-
-
 def check(found: Sequence[Risk], folder: Path) -> None:
     """Raise Untrusted if any of the values found is not trusted."""
     trusted = folders().get(os.path.realpath(folder)) if found else ()
