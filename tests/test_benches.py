@@ -15,7 +15,7 @@ import pytest
 from documents.commands import check, commands
 from engines.vllm_stub import install
 
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.settings import load_settings
 
 FOLDER = Path(__file__).parent / "gpu"

@@ -16,7 +16,7 @@ from emailrl.agent.play import Collector, build_stage
 from emailrl.checkpoints import Checkpoint, Metadata, write_checkpoint
 from emailrl.mail.build import build_database
 from emailrl.mail.sources.reading import RawEmail
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.records.trajectory import Scenario
 from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import Settings, load_settings

@@ -24,7 +24,7 @@ from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSampl
 from emailrl.settings import AgentSettings
 
 if TYPE_CHECKING:
-    from emailrl.agent.mail_env import StepResult
+    from emailrl.agent.task import StepResult
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import Mailbox
     from emailrl.model.policy import Policy

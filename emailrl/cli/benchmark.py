@@ -41,7 +41,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from emailrl.agent.mail_env import Rubric
+from emailrl.agent.task import Rubric
 from emailrl.base.disk import check_place
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted

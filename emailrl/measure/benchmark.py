@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from emailrl.agent.attack import KINDS, order_of, under_attack
-from emailrl.agent.mail_env import Rubric
+from emailrl.agent.task import Rubric
 from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save

@@ -108,37 +108,27 @@ class Evaluation:
 
     def metrics(self) -> dict[str, Any]:
         """The numbers under the names of ``benchmark --json``, with each rubric field's mean; no times of rollouts that
-        raised."""
+        raised. With several samples per question also, over fully judged questions, the shares with any correct sample
+        (pass@k) and with a correct majority, each with Wilson's 95 % interval."""
         low, high = self.interval
-        return {
-            "accuracy": self.accuracy,
-            "accuracy_low": low,
-            "accuracy_high": high,
-            **self._several(),
+        found: dict[str, Any] = {"accuracy": self.accuracy, "accuracy_low": low, "accuracy_high": high}
+        if (num_samples := max(map(len, self.by_question.values()), default=1)) > 1:
+            found["num_samples"] = num_samples
+            judged = [samples for samples in self.by_question.values() if all(map(is_judged, samples))]
+            passed = sum(any(map(is_correct, samples)) for samples in judged)
+            agreed = sum(is_correct(_most_frequent(samples)) for samples in judged)
+            for name, right in (("pass_at_k", passed), ("majority", agreed)):
+                low, high = wilson_interval(right, len(judged))
+                found |= {name: right / len(judged) if judged else 0.0, f"{name}_low": low, f"{name}_high": high}
+        found |= {
             "latency_seconds": mean([each.seconds for each in self.completed]),
             "tokens": self.tokens,
             "reward": self.reward,
             "num_questions": self.num_questions,
             "unjudged": self.unjudged,
             "exceptions": self.exceptions,
-            **disagreement(self.trajectories),
-        } | self.rubric
-
-    def _several(self) -> dict[str, Any]:
-        """With several samples per question, over fully judged questions: the shares with any correct sample (pass@k)
-        and with a correct majority, each with Wilson's 95 % interval."""
-        num_samples = max(map(len, self.by_question.values()), default=1)
-        if num_samples == 1:
-            return {}
-        judged = [samples for samples in self.by_question.values() if all(map(is_judged, samples))]
-        found: dict[str, Any] = {"num_samples": num_samples}
-        for name, right in (
-            ("pass_at_k", sum(any(map(is_correct, samples)) for samples in judged)),
-            ("majority", sum(is_correct(_most_frequent(samples)) for samples in judged)),
-        ):
-            low, high = wilson_interval(right, len(judged))
-            found |= {name: right / len(judged) if judged else 0.0, f"{name}_low": low, f"{name}_high": high}
-        return found
+        }
+        return found | disagreement(self.trajectories) | self.rubric
 
 
 def check_samples(num_samples: int, temperature: float) -> None:
@@ -193,14 +183,9 @@ def total_cost(trajectories: Sequence[Trajectory]) -> float | None:
 def disagreement(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """How many judged answers the offline check also graded, and on how many only one of them accepted."""
     rubrics = [each.rubric for each in trajectories if each.exception is None]
-    verdicts = [
-        (it["answer_correct"], it["offline_correct"]) for it in rubrics if it.get("offline_correct") is not None
-    ]
-    return {
-        "judge_compared": len(verdicts),
-        "only_judge_right": sum(judged and not offline for judged, offline in verdicts),
-        "only_offline_right": sum(offline and not judged for judged, offline in verdicts),
-    }
+    pairs = [(it["answer_correct"], it["offline_correct"]) for it in rubrics if it.get("offline_correct") is not None]
+    only_judge, only_offline = pairs.count((True, False)), pairs.count((False, True))
+    return {"judge_compared": len(pairs), "only_judge_right": only_judge, "only_offline_right": only_offline}
 
 
 def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -61,9 +61,8 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
         rows += [(name, values[name]) for name in names if values.get(name) is not None]
     agent = metadata.settings.get("agent") or {}
     temperature, rank = agent.get("eval_temperature"), int(metadata.lora.get("rank") or 16)
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
-    )
+    trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(undefined=StrictUndefined, **trims)
     environment.filters |= {"json": json.dumps, "quote": shlex.quote, "accuracy": accuracy}
     return environment.from_string(CARD.read_text("utf-8")).render(
         asdict(metadata),
@@ -201,22 +200,16 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model
-    path = _base_of(checkpoint)
+    path, hint = _base_of(checkpoint), "Use --format adapter."
+    # Never the attention that its config names: it may lie on the hub.
+    options: dict[str, Any] = {"attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True}
     try:
-        base = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=load_config(name, path),
-            dtype="auto",
-            attn_implementation="eager",  # never the one that its config names: it may lie on the hub
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
+        config = load_config(name, path)
+        base = AutoModelForCausalLM.from_pretrained(path, config=config, dtype="auto", **options)
     except (OSError, ValueError, KeyError) as error:
-        raise EmailRLError(
-            f"The base model '{name}' failed to load: {first_line(error)}", "Use --format adapter."
-        ) from error
+        raise EmailRLError(f"The base model '{name}' failed to load: {first_line(error)}", hint) from error
     if getattr(base, "quantization_method", None) is not None:
-        raise UsageError(f"The base model '{name}' is quantized; merging would round twice.", "Use --format adapter.")
+        raise UsageError(f"The base model '{name}' is quantized; merging would round twice.", hint)
     read_plain_lora(checkpoint.path, base)
     try:
         model = PeftModel.from_pretrained(base, str(checkpoint.path))

@@ -24,7 +24,7 @@ from emailrl.questions.load import fingerprint
 from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.scorer import uses_judge
-from emailrl.settings import PlayingSettings, PolicySettings
+from emailrl.settings import PlayingSettings
 
 if TYPE_CHECKING:
     from emailrl.agent.play import Collector
@@ -35,7 +35,16 @@ def playing_conditions(
 ) -> Record:
     """Everything that determines how questions are played and scored, except the policy; without secrets. ``models``
     are the base models that play, by default the one of the settings."""
-    agent, rewards, db = settings.agent, settings.rewards, settings.store.db
+    agent, rewards, db, dtypes = settings.agent, settings.rewards, settings.store.db, dict[str, str]()
+    if not (settings.is_chat or settings.has_servers):  # a server chooses its own
+        from emailrl.model.policy import DTYPES, sampling_dtype  # imports torch
+
+        names = {dtype: name for name, dtype in DTYPES.items()}
+        for model in models or [settings.model.name]:
+            dtypes[model] = names[sampling_dtype(settings.with_model(model).model)]
+    dtype = min(dtypes.values(), default=None)
+    if len(set(dtypes.values())) > 1:
+        dtype = ", ".join(f"{model}: {name}" for model, name in dtypes.items())
     asks_judge, template = uses_judge(rewards), settings.model.chat_template
     return {
         "questions": fingerprint(scenarios),
@@ -43,7 +52,7 @@ def playing_conditions(
         "database": database_fingerprint(db) if db.exists() else None,
         "engine": agent.engine,
         "server": without_credentials(settings.openai.openai_base_url) if settings.is_chat else None,
-        "dtype": _dtypes(settings, models or [settings.model.name]),
+        "dtype": dtype,
         "load_in_4bit": settings.model.load_in_4bit,
         "chat_template_sha256": template and hashlib.sha256(read_chat_template(template).encode()).hexdigest(),
         "environment": agent.environment,
@@ -63,18 +72,6 @@ def playing_conditions(
         "judge_model": rewards.judge_model if asks_judge else None,
         "judge_server": without_credentials(rewards.judge_base_url) if asks_judge else None,
     }
-
-
-def _dtypes(settings: PolicySettings, models: Sequence[str]) -> str | None:
-    """The dtype in which the models sample, by model if they differ; None if a server chooses it."""
-    if settings.is_chat or settings.has_servers:
-        return None
-    from emailrl.model.load import DTYPES, sampling_dtype  # imports torch
-
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    found = {model: names[sampling_dtype(settings.with_model(model).model)] for model in models}
-    same = len(set(found.values())) == 1
-    return found[models[0]] if same else ", ".join(f"{model}: {name}" for model, name in found.items())
 
 
 class Busy(EmailRLError):
@@ -195,9 +192,8 @@ class Journal:
 
     def is_whole(self, count: int) -> bool:
         """Whether this many have been played and scored."""
-        return len(self.trajectories) == count and all(
-            each.reward_terms or has_crashed(each) for each in self.trajectories.values()
-        )
+        ended = [each for each in self.trajectories.values() if each.reward_terms or has_crashed(each)]
+        return len(ended) == len(self.trajectories) == count
 
     def play(
         self,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-UNSET: Final = "torchrun sets these variables; unset them to train without it."
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -45,7 +43,8 @@ class Place:
         elif place.world > 1 and "RANK" not in environ:
             wrong.append(f"WORLD_SIZE={place.world}, but no RANK")
         if wrong:
-            raise UsageError(f"The environment has {wrong[0]}.", UNSET)
+            hint = "torchrun sets these variables; unset them to train without it."
+            raise UsageError(f"The environment has {wrong[0]}.", hint)
         return place
 
 
@@ -161,6 +160,14 @@ class Ranks:
 
     def check_same(self, what: str, value: str) -> None:
         """Raise EmailRLError unless ``value`` is equal on all ranks; ``what`` names it."""
+        first = self.broadcast(value)
+
+        def compare() -> None:
+            if value != first:
+                hint = "All ranks need the same emailrl, torch and model files."
+                raise EmailRLError(f"{what} differs from rank 0's.", hint)
+
+        self.agree(compare)
 
     def host_mesh(self) -> DeviceMesh | None:
         """This host's ranks, over which a base may be sharded; None if it has only one, or hosts differ in number."""

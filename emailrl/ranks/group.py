@@ -225,16 +225,6 @@ class RankGroup(Ranks):
         if self._pulse.failure is not None:
             raise self._pulse.failure from None
 
-    def check_same(self, what: str, value: str) -> None:
-        values = self.gather(value)
-        different = [str(rank) for rank, other in enumerate(values) if other != values[0]]
-        if different:
-            self._agreed = EmailRLError(
-                f"{what} of rank {', '.join(different)} differs from rank 0's.",
-                "All ranks need the same emailrl, torch and model files.",
-            )
-            raise self._agreed
-
     def host_mesh(self) -> DeviceMesh | None:
         import torch.distributed as dist
         from torch.distributed.device_mesh import DeviceMesh
@@ -356,15 +346,11 @@ def _meet(training: TrainingSettings, device: str, place: Place) -> RankGroup:
     on_gpu, local = device != "cpu" and torch.cuda.is_available(), place.local_world
     if on_gpu:
         if local > (gpus := torch.cuda.device_count()):
-            raise UsageError(
-                f"--nproc {local} needs {local} GPUs, but this host has {gpus}.",
-                "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs.",
-            )
+            hint = "Lower --nproc, or set EMAILRL_DEVICE=cpu to train on CPUs."
+            raise UsageError(f"--nproc {local} needs {local} GPUs, but this host has {gpus}.", hint)
         if local > 1 and device.startswith("cuda:"):
-            raise UsageError(
-                f"EMAILRL_DEVICE={device} is one GPU, but --nproc {local} needs one per rank.",
-                "Unset it: each rank then takes its own GPU.",
-            )
+            hint = "Unset it: each rank then takes its own GPU."
+            raise UsageError(f"EMAILRL_DEVICE={device} is one GPU, but --nproc {local} needs one per rank.", hint)
         torch.cuda.set_device(place.local_rank)
     start = timedelta(seconds=training.rank_start_timeout)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import math
@@ -50,16 +51,13 @@ class Launch:
 
     def __post_init__(self) -> None:
         if self.nnodes > 1 and not self.rdzv_endpoint:
-            raise UsageError(
-                f"--nnodes {self.nnodes} needs --rdzv-endpoint.",
-                "Pass the first host's address and a free port, HOST:PORT.",
-            )
+            hint = "Pass the first host's address and a free port, HOST:PORT."
+            raise UsageError(f"--nnodes {self.nnodes} needs --rdzv-endpoint.", hint)
         if self.nnodes == 1 and (self.rdzv_endpoint is not None or self.node_rank is not None):
             raise UsageError("--node-rank and --rdzv-endpoint are for several hosts.", "Add --nnodes, or drop them.")
         if self.node_rank is not None and self.node_rank >= self.nnodes:
-            raise UsageError(
-                f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", "Hosts are numbered from 0."
-            )
+            hint = "Hosts are numbered from 0."
+            raise UsageError(f"--node-rank {self.node_rank} is too high for --nnodes {self.nnodes}.", hint)
         if self.rdzv_endpoint:
             self._address()
 
@@ -75,30 +73,25 @@ class Launch:
         except ValueError:  # no number, too high, or unbalanced brackets
             host = port = None
         if not host or not port or parts.netloc != self.rdzv_endpoint or "@" in parts.netloc:
-            raise UsageError(
-                f"--rdzv-endpoint {self.rdzv_endpoint!r} is not HOST:PORT.",
-                "Pass the first host's address and a port from 1 to 65535, such as node0:29500.",
-            )
+            hint = "Pass the first host's address and a port from 1 to 65535, such as node0:29500."
+            raise UsageError(f"--rdzv-endpoint {self.rdzv_endpoint!r} is not HOST:PORT.", hint)
         return host, port
 
     def wait_for_address(self, say: Callable[[str], None]) -> None:
         """Wait until the first host's name resolves, as it may still be starting; EmailRLError if it takes too long."""
-        host, port = self._address()
-        seconds = self.start_seconds
-        end, said = time.monotonic() + seconds, False
-        while True:
+        (host, port), seconds = self._address(), self.start_seconds
+        end = time.monotonic() + seconds
+        for attempt in itertools.count():
             try:
                 socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 return
             except (OSError, UnicodeError) as error:
                 if time.monotonic() >= end:
-                    raise EmailRLError(
-                        f"--rdzv-endpoint: the host {host} has no address after {seconds:g} s ({error}).",
-                        "Check the name, or raise RANK_START_TIMEOUT if the host needs longer to start.",
-                    ) from None
-            if not said:
+                    what = f"--rdzv-endpoint: the host {host} has no address after {seconds:g} s ({error})."
+                    hint = "Check the name, or raise RANK_START_TIMEOUT if the host needs longer to start."
+                    raise EmailRLError(what, hint) from None
+            if not attempt:
                 say(f"Waiting up to {seconds:g} s (RANK_START_TIMEOUT) for the host {host}, which has no address.")
-                said = True
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
 
     @contextmanager
@@ -135,12 +128,11 @@ class Launch:
             here = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
             return {**here, "run_id": f"{RUN_ID}-{uuid.uuid4().hex}"}
         seconds = math.ceil(self.start_seconds)
-        there: dict[str, Any] = {"rdzv_endpoint": self.rdzv_endpoint, "run_id": RUN_ID}
+        backend, limits = "static", {"rank": self.node_rank, "timeout": seconds}
         if self.node_rank is None:
-            limits = {"join_timeout": seconds, "read_timeout": min(_LONGEST_CONNECT, seconds)}
-            return {**there, "rdzv_backend": "c10d", "rdzv_configs": limits}
-        own = {"rank": self.node_rank, "timeout": seconds}
-        return {**there, "rdzv_backend": "static", "rdzv_configs": own}
+            backend, limits = "c10d", {"join_timeout": seconds, "read_timeout": min(_LONGEST_CONNECT, seconds)}
+        own = {"rdzv_backend": backend, "rdzv_configs": limits}
+        return {"rdzv_endpoint": self.rdzv_endpoint, "run_id": RUN_ID, **own}
 
 
 def restarts() -> int:
@@ -168,15 +160,9 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
     newer = {"shutdown_timeout": SECONDS_TO_END, "signals_to_handle": "SIGHUP,SIGQUIT"}  # since torch 2.12
     known: dict[str, Any] = {name: value for name, value in newer.items() if name in fields}
     with _signals_passed_on(), tempfile.TemporaryDirectory(prefix="emailrl-ranks-") as folder:
-        config = LaunchConfig(
-            min_nodes=wanted.nnodes,
-            max_nodes=wanted.nnodes,
-            nproc_per_node=wanted.nproc,
-            max_restarts=wanted.max_restarts,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            **wanted.rendezvous(),
-            **known,
-        )
+        hosts = {"min_nodes": wanted.nnodes, "max_nodes": wanted.nnodes, "nproc_per_node": wanted.nproc}
+        known |= {**hosts, "max_restarts": wanted.max_restarts, **wanted.rendezvous()}
+        config = LaunchConfig(**known, logs_specs=DefaultLogsSpecs(log_dir=folder))
         try:
             with wanted.meeting() if wanted.rdzv_endpoint else nullcontext():
                 elastic_launch(config, sys.executable)("-m", "emailrl", *arguments)

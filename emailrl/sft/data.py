@@ -19,7 +19,7 @@ from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.records import read_trajectories
-from emailrl.records.trajectory import Message, StopReason, Trajectory
+from emailrl.records.trajectory import StopReason, Trajectory
 from emailrl.settings import Settings
 from emailrl.sft import demo
 from emailrl.sft.examples import Conversation, Example, examples_of, fingerprint, shared, shared_renderer
@@ -69,12 +69,15 @@ def read_conversations(
     for trajectory in (each for file in files for each in read_trajectories(file)):
         question = (trajectory.scenario.id, trajectory.scenario.inbox_address)
         counts["read"] += 1
+        roles = [message.role for message in trajectory.messages]
+        # What no tokenizer takes.
+        surrogates = re.search("[\ud800-\udfff]", "".join(message.content for message in trajectory.messages))
         seen[question] += 1
         if best_of is not None and seen[question] > best_of:
             counts["beyond --best-of"] += 1
         elif trajectory.exception is not None or trajectory.stop_reason in _UNFIT or not trajectory.turns:
             counts["cut off or raised"] += 1
-        elif not _is_conversation(trajectory.messages):
+        elif roles[:1] == ["assistant"] or "assistant" not in roles or surrogates:
             counts["no conversation"] += 1
         elif min_reward is not None and trajectory.reward < min_reward:
             counts["below --min-reward"] += 1
@@ -87,19 +90,11 @@ def read_conversations(
     if held_out := sum(trajectory.scenario.split == "test" for trajectory in best.values()):
         notes.append(f"{held_out} of them are on test questions: a benchmark on those is no longer held out")
     found = []
-    for trajectory in best.values():
-        scenario, messages = trajectory.scenario, list(trajectory.messages)
-        while messages[-1].role != "assistant":  # nothing after it is trained
-            messages.pop()
-        found.append(Conversation(trajectory.id, scenario.inbox_address, scenario.split, messages))
+    for one in best.values():
+        last = max(n for n, message in enumerate(one.messages) if message.role == "assistant")  # the last one trained
+        messages = list(one.messages[: last + 1])
+        found.append(Conversation(one.id, one.scenario.inbox_address, one.scenario.split, messages))
     return found, notes
-
-
-def _is_conversation(messages: Sequence[Message]) -> bool:
-    """Whether an assistant replies to something, all of it in characters that a tokenizer takes."""
-    roles = [message.role for message in messages]
-    surrogates = re.search("[\ud800-\udfff]", "".join(message.content for message in messages))
-    return "assistant" in roles[1:] and roles[0] != "assistant" and not surrogates
 
 
 def played(settings: Settings, split: Split, *, draw: int = 0) -> tuple[list[Conversation], int]:

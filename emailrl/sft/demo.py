@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from emailrl.agent.mail_env import MailEnvironment
+from emailrl.agent.task import MailEnvironment
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emailrl.agent.mail_env import MailEnvironment
+from emailrl.agent.task import MailEnvironment
 from emailrl.engines.renderer import parse_tool_calls
 from emailrl.records.trajectory import Message, TokenSample
 

@@ -116,7 +116,7 @@ class Fitter:
         def attempt(each: Iterable[MicroBatch]) -> float:
             for parameter in (*self.weights, *self.masters):
                 parameter.grad = None  # an interrupted backward pass leaves partial gradients
-            return sum(work(batch, _spoken(batch, examples), total) for batch in each)
+            return sum(work(batch, ~batch.sampler_logprobs.isnan(), total) for batch in each)
 
         is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
         if is_open and not model.is_gradient_checkpointing:
@@ -148,16 +148,8 @@ class Fitter:
             trained[0] = False  # nothing predicts it
         end = int(trained.nonzero()[0][-1]) + 1
         ids, mask = example.token_ids[:end].tolist(), trained[:end].astype(int).tolist()
-        return TrainingSample(example.conversation, example.inbox, ids, mask, sampler_logprobs=[None] * end)
-
-
-def _spoken(batch: MicroBatch, examples: Sequence[Example]) -> Tensor:
-    """The assistant tokens of a micro-batch, bool ``(B, T)``."""
-    spoken = torch.zeros(batch.token_ids.shape, dtype=torch.bool)
-    for row, index in enumerate(batch.indices):
-        own = torch.from_numpy(examples[index].spoken[: spoken.shape[1]])
-        spoken[row, : len(own)] = own
-    return spoken.to(batch.token_ids.device)
+        sampled = [0.0 if spoken else None for spoken in example.spoken[:end]]
+        return TrainingSample(example.conversation, example.inbox, ids, mask, sampled)
 
 
 def _num_spoken(examples: Sequence[Example]) -> int:

@@ -19,8 +19,7 @@ from emailrl.base.plain import counted
 from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
-from emailrl.model.load import choose_device, choose_dtype, load_policy, prepare_training
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
 from emailrl.runs.folder import clear_run, free_directory
 from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, duration, pace, silent
 from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume

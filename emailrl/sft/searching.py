@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, TypeVar
 
-from emailrl.agent.mail_env import MailEnvironment
-from emailrl.agent.task import mail_agent
+from emailrl.agent.task import MailEnvironment, mail_agent
 from emailrl.agent.tools import MAX_RESULTS
 from emailrl.facts.words import STOPWORDS
 from emailrl.mail import open_mailbox
@@ -62,12 +61,8 @@ def conversations(
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
     questions = read_questions(None, taught).of(split, limit=limit, seed=seed).scenarios
-    found = []
-    for scenario in questions:
-        environment, messages = play(scenario, settings, Habits(), random.Random(f"{seed}/{draw}/{scenario.id}"))
-        if is_right(environment):
-            found.append((scenario, messages))
-    return found, len(questions)
+    played = (play(one, settings, Habits(), random.Random(f"{seed}/{draw}/{one.id}")) for one in questions)
+    return [(each.scenario, messages) for each, messages in played if is_right(each)], len(questions)
 
 
 def play(
@@ -85,10 +80,8 @@ def play(
 
 def is_right(environment: MailEnvironment) -> bool:
     """Whether a conversation ended in the reference answer or one that agrees with it."""
-    scenario, answer = environment.scenario, environment.final_answer
-    if answer is None or answer == scenario.answer:
-        return answer is not None
-    return match(scenario.question, scenario.answer, answer, kind=scenario.kind)
+    one, answer = environment.scenario, environment.final_answer
+    return answer is not None and (answer == one.answer or match(one.question, one.answer, answer, kind=one.kind))
 
 
 class Searcher:
@@ -159,12 +152,12 @@ class Searcher:
                 return answer, [hit["message_id"]]
         return None
 
-    def poorly(self, searches: Sequence[Search]) -> Turns[Result]:
-        """At times make one of several poor searches and look at its results."""
+    def poorly(self, searches: Sequence[Search], *, reads: bool = True) -> Turns[Result]:
+        """At times make one of several poor searches, and read some of its results."""
         if not self.is_poor():
             return None
         hits = yield from self.search(**self.rng.choice(searches))
-        return (yield from self.first_that_answers(hits, self.rng.randint(1, 3)))
+        return (yield from self.first_that_answers(hits, self.rng.randint(1, 3))) if reads else None
 
     def by_person(self, **filters: str | int | None) -> Turns[list[Hit]]:
         """Search by the person; if the guessed address finds nothing, search for the name to learn the address."""
@@ -278,8 +271,7 @@ def first_after(searcher: Searcher) -> Turns[Result]:
     day = searcher.asked.day
     after: Search = {"sent_after": _iso(day, 1)}
     weeks = [after | {"sent_before": _iso(day, 1 + days)} for days in (15, 8, 4)]
-    if searcher.is_poor():
-        yield from searcher.search(**searcher.rng.choice([{"from_addr": searcher.address}, weeks[1], after]))
+    yield from searcher.poorly([{"from_addr": searcher.address}, weeks[1], after], reads=False)
     start = searcher.rng.choice((0, 1)) if searcher.habits.poor_search else 0
     for window in (after, *weeks)[start:]:
         hits = yield from searcher.by_person(max_results=MAX_RESULTS, **window)
@@ -313,9 +305,8 @@ def count_in_month(searcher: Searcher) -> Turns[Result]:
     month = searcher.asked.month
     assert month is not None
     window: Search = {"sent_after": month.isoformat(), "sent_before": _month(month, 1).isoformat()}
-    if searcher.is_poor():
-        poor: list[Search] = [{"from_addr": searcher.address}, window, window | {"sent_before": _iso(month, 28)}]
-        yield from searcher.search(**searcher.rng.choice(poor))
+    poor: list[Search] = [{"from_addr": searcher.address}, window, window | {"sent_before": _iso(month, 28)}]
+    yield from searcher.poorly(poor, reads=False)
     return _counted((yield from searcher.by_person(max_results=MAX_RESULTS, **window)))
 
 
@@ -323,8 +314,7 @@ def count_on_day(searcher: Searcher) -> Turns[Result]:
     """Search by the day among the mails to the asker, and count."""
     day = searcher.asked.day
     window = _days(day)
-    if searcher.is_poor():
-        yield from searcher.search(**searcher.rng.choice([window, _days(day, 0, 0)]))
+    yield from searcher.poorly([window, _days(day, 0, 0)], reads=False)
     return _counted((yield from searcher.search(to_addr=searcher.me, max_results=MAX_RESULTS, **window)))
 
 
@@ -340,14 +330,11 @@ def thread_count(searcher: Searcher) -> Turns[Result]:
 def both_subjects(searcher: Searcher) -> Turns[Result]:
     """Search by sender and day, read both mails, and name their subjects, the older first."""
     hits = yield from searcher.by_person(**_days(searcher.asked.day))
-    found = []
+    found = {}
     for hit in hits[::-1]:
-        mail = yield from searcher.read(hit)
-        if subject := searcher.judge(mail):
-            found.append((subject, hit["message_id"]))
-    if len(found) != 2:
-        return None
-    return " and ".join(subject for subject, _ in found), [message_id for _, message_id in found]
+        if subject := searcher.judge((yield from searcher.read(hit))):
+            found[hit["message_id"]] = subject
+    return (" and ".join(found.values()), list(found)) if len(found) == 2 else None
 
 
 def reply_gap(searcher: Searcher) -> Turns[Result]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from emailrl.agent.mail_env import SYSTEM_PROMPT
+from emailrl.agent.task import SYSTEM_PROMPT
 from emailrl.agent.tools import TOOLS, tool_schemas
 from emailrl.model.resolve import NANO_DIR
 

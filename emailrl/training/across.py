@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from emailrl.model.load import enough_memory
 from emailrl.model.lora import checksum
+from emailrl.model.policy import enough_memory
 from emailrl.ranks import ALONE, Ranks
 from emailrl.training.batch import Share
 

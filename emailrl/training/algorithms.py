@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from emailrl.agent.mail_env import StaticPromptEnvironment
+from emailrl.agent.task import StaticPromptEnvironment
 from emailrl.base.errors import UsageError
 from emailrl.settings import AgentSettings, Settings, TrainingSettings
 from emailrl.settings.names import leaves, nearest
@@ -91,11 +91,11 @@ _ROWS = (
     Algorithm("ppo", "gae", whiten=True, kl_estimator="k1", kl_in="reward", value_clip=0.5),
 )
 ALGORITHMS: Final = {algorithm.name: algorithm for algorithm in _ROWS}
-SAME_NAME: Final = (
+_SAME_NAME: Final = (
     *("clip_low", "clip_high", "dual_clip", "ratio_level", "kl_estimator", "kl_in", "value_clip"),
     *("dynamic_filtering", "importance_correction"),
 )
-OVERRIDES: Final = {name: name for name in SAME_NAME} | {
+OVERRIDES: Final = {name: name for name in _SAME_NAME} | {
     "advantage_estimator": "advantage",
     "whiten_advantages": "whiten",
     "loss_aggregation": "aggregation",

@@ -85,27 +85,21 @@ def opened(
             if not ranks.is_alone:
                 ranks.broadcast((start.settings.without_secrets(), team.read_adapter(start.adapter), total))
             loaded = team.load(start.settings, start.adapter, total, ranks, stack, restore)
-        state, changes = loaded[-1], list[str]()
+        state = loaded[-1]
         if directory is None:
             directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
         elif checkpoint is not None:
-            changes = rewind(directory, state) + lost_metrics(directory, state.step)
+            ready.notes.extend(rewind(directory, state) + lost_metrics(directory, state.step))
         else:
             clear_run(directory)
-            changes = [f"a run in {directory} died before its first checkpoint; this one replaces it"]
-        run = _assembled(ready, loaded, ranks, directory, display, changes, stack)
+            ready.notes.append(f"a run in {directory} died before its first checkpoint; this one replaces it")
+        run = _assembled(ready, loaded, ranks, directory, display, stack)
         display.start(directory, state.step, total)
         yield run
 
 
 def _assembled(
-    ready: Prepared,
-    loaded: tuple[Updater, PolicyEngine | None, team.Stages, RunState],
-    ranks: Ranks,
-    directory: Path,
-    display: Display,
-    changes: list[str],
-    stack: ExitStack,
+    ready: Prepared, loaded: team.Loaded[RunState], ranks: Ranks, directory: Path, display: Display, stack: ExitStack
 ) -> TrainingRun:
     """The run of these parts, announced; ``stack`` ends it."""
     updater, engine, stages, state = loaded
@@ -128,7 +122,7 @@ def _assembled(
     else:
         activity = None if ranks.is_alone else ranks.activity
         plays = {role: stage.on(engine, activity) for role, stage in stages.items()}
-    tracker.say("\n".join(f"Note: {note}" for note in notes + changes))
+    tracker.say("\n".join(f"Note: {note}" for note in notes))
     collectors = {
         role: Collector(plays[role], score, own.agent, origin.mode, origin.run_id)
         for role, score in ready.scores.items()
@@ -202,10 +196,8 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
     coverage = missing_ids(train.scenarios, db)
     if not coverage.num_answerable:
-        raise UsageError(
-            f"{db} contains none of the source emails of the questions in {train.source}.",
-            "Use the database they were made from (--db) or other questions (--questions).",
-        )
+        hint = "Use the database they were made from (--db) or other questions (--questions)."
+        raise UsageError(f"{db} contains none of the source emails of the questions in {train.source}.", hint)
     notes = list(dict.fromkeys((*train.notes, *val.notes)))
     if coverage.answerable < 1:
         share = f"{coverage.num_answerable} of {coverage.num_questions}"

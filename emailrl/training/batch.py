@@ -57,10 +57,8 @@ def make_samples(
     counts = Counter(trajectories_truncated=0, samples_nothing_trainable=0)
     for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
         if problem := _problem(trajectory):
-            raise EmailRLError(
-                f"Trajectory {trajectory.id} cannot be trained: {problem}.",
-                "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm).",
-            )
+            hint = "Train with an engine that returns sampled ids and log-probabilities (transformers or vllm)."
+            raise EmailRLError(f"Trajectory {trajectory.id} cannot be trained: {problem}.", hint)
         if mask_truncated and is_truncated(trajectory):
             counts["trajectories_truncated"] += 1
             continue
@@ -215,8 +213,8 @@ class MicroBatch:
             cut = {name: each[rows, :width] if each.ndim == 2 else each[rows] for name, each in self.tensors().items()}
             cut["shared"] = cut["shared"].clone()
             cut["shared"][:1] = 0  # the row before the first is not in this batch
-            ids, names, num_tokens = self.indices[rows], self.trajectory_ids[rows], lengths[rows].sum()
-            num_tokens = int(num_tokens - cut["shared"].sum())
+            num_tokens = int(lengths[rows].sum() - cut["shared"].sum())
+            ids, names = self.indices[rows], self.trajectory_ids[rows]
             made.append(replace(self, **cut, indices=ids, trajectory_ids=names, num_tokens=num_tokens))
         return made
 

@@ -18,6 +18,7 @@ from emailrl.settings import TrainingSettings
 from emailrl.training.batch import Layout, MicroBatch
 
 T = TypeVar("T")
+Head = Callable[[Tensor], Tensor] | None  # The critic's, which gives a value of each state
 
 
 class Forward:
@@ -110,20 +111,8 @@ class Forward:
         return batch
 
     def _score(
-        self,
-        batch: MicroBatch,
-        head: Callable[[Tensor], Tensor] | None,
-        *,
-        entropy: bool = False,
-        entropy_grad: bool = False,
+        self, batch: MicroBatch, head: Head, *, entropy: bool = False, entropy_grad: bool = False
     ) -> TokenLogprobs:
-        return token_logprobs(
-            self.policy.model,
-            batch.token_ids,
-            batch.loss_mask,
-            temperature=self.temperature,
-            entropy=entropy,
-            entropy_grad=entropy_grad,
-            value_head=head,
-            shared=batch.shared,
-        )
+        model, ids, mask, shared = self.policy.model, batch.token_ids, batch.loss_mask, batch.shared
+        wanted = {"entropy": entropy, "entropy_grad": entropy_grad}
+        return token_logprobs(model, ids, mask, temperature=self.temperature, value_head=head, shared=shared, **wanted)

@@ -89,22 +89,17 @@ def training_records(
     trained: dict[str, list[Record]] = defaultdict(list)
     for sample, numbers in zip(samples, tokens, strict=True):
         gaps = (new - old for new, old in zip(numbers.logprobs, numbers.old_logprobs, strict=True))
-        columns = {
-            "old_logprobs": numbers.old_logprobs,
-            "ratio": [math.exp(max(min(gap, LOG_RATIO_LIMIT), -LOG_RATIO_LIMIT)) for gap in gaps],
-            "advantages": numbers.advantages,
-        }
+        ratios = [math.exp(max(min(gap, LOG_RATIO_LIMIT), -LOG_RATIO_LIMIT)) for gap in gaps]
+        columns = {"old_logprobs": numbers.old_logprobs, "ratio": ratios, "advantages": numbers.advantages}
         lists = {
             name: [value if on else None for value, on in zip(values, sample.loss_mask, strict=True)]
             for name, values in columns.items()
         }
         trained[sample.trajectory_id].append({"loss_mask": sample.loss_mask} | lists)
     for trajectory in collected.trajectories:
-        dropped = collected.reasons.get(trajectory.group_id)
-        if trajectory.exception is not None:
-            dropped = "exception"
-        elif dropped is None and mask_truncated and is_truncated(trajectory):
-            dropped = "truncated"
+        truncated = "truncated" if mask_truncated and is_truncated(trajectory) else None
+        dropped = collected.reasons.get(trajectory.group_id, truncated)
+        dropped = dropped if trajectory.exception is None else "exception"
         records = trained[trajectory.id]
         advantages = {each for record in records for each in record["advantages"] if each is not None}
         shared = advantages.pop() if len(advantages) == 1 else None

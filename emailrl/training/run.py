@@ -20,19 +20,10 @@ from emailrl.records import write_records
 from emailrl.records.trajectory import Scenario
 from emailrl.runs.folder import remove_records
 from emailrl.runs.run import Run
+from emailrl.training import report
 from emailrl.training.ahead import Ahead, PlayOn
 from emailrl.training.algorithms import Algorithm, Mode
 from emailrl.training.batch import TrainingSample, save_batches
-from emailrl.training.report import (
-    LAST_CURVE,
-    draw_curves,
-    evaluation_block,
-    outcome,
-    percent,
-    training_records,
-    watch,
-    way_back,
-)
 from emailrl.training.state import Collected, Rollouts, RunState, StepQuestions
 from emailrl.training.update import TokenNumbers, Updater, UpdateResult
 
@@ -51,7 +42,9 @@ def check_unfinished(directory: Path, state: RunState, reason: str | None, *, co
     saved = {item.metadata.kind: item for item in list_checkpoints(directory)}
     if reason is None or "final" not in saved or saved["final"].metadata.step != state.step:
         return
-    if not (directory / LAST_CURVE).exists() or any(damage_of(directory / name) for name in ("final", "best_model")):
+    if not (directory / report.LAST_CURVE).exists() or any(
+        damage_of(directory / name) for name in ("final", "best_model")
+    ):
         return
     confirms = confirms and bool(state.best_accuracy)
     if not confirms or ("best" in saved and confirmed_of(saved["best"]) is not None):
@@ -153,7 +146,7 @@ class TrainingRun(Run[RunState]):
         else:
             is_best = state.note_evaluation(evaluation, wanted.patience)
         self.tracker.evaluation(evaluation)
-        self.tracker.say(evaluation_block(evaluation, state, is_best=is_best))
+        self.tracker.say(report.evaluation_block(evaluation, state, is_best=is_best))
         return evaluation
 
     def measure(self, questions: Sequence[Scenario], step: int, label: str) -> Evaluation:
@@ -202,26 +195,28 @@ class TrainingRun(Run[RunState]):
     ) -> None:
         """Write what training adds to the current step's trajectories."""
         path = self.directory / "training" / f"step-{self.state.step + 1:06d}.jsonl"
-        write_records(path, training_records(collected, samples, tokens, mask_truncated=self.mask_truncated))
+        write_records(path, report.training_records(collected, samples, tokens, mask_truncated=self.mask_truncated))
 
     def end_step(self, metrics: Mapping[str, Any] | None = None) -> None:
         """Complete the step: save what is due, and warn of signs of collapse in ``metrics``. Raises EmailRLError at
         such a sign if ON_COLLAPSE is ``stop`` and the run would continue."""
         step = self.state.step
-        alarms = watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
+        alarms = report.watch(self.state, metrics, self.settings.algorithm.kl_target) if metrics else []
         self.complete_step()
         if self.state.best_step == step:
             self.save("best")
         if step and step % self.settings.output.save_steps == 0:
             self.save("checkpoint")
         for alarm in alarms:
-            self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back(self.directory, alarm.good_step)}")
+            self.tracker.say(
+                f"Warning at step {step}: {alarm.warning} {report.way_back(self.directory, alarm.good_step)}"
+            )
         if alarms and self.settings.evaluation.on_collapse == "stop" and self.stop_reason() is None:
             # Another checkpoint-N would evict the oldest, which may be the one to return to.
             self.save("final")
             first = min((alarm.good_step for alarm in alarms), key=lambda good: -1 if good is None else good)
             what = f"Stopped at step {step} on signs of collapse (ON_COLLAPSE=stop)."
-            raise EmailRLError(what, way_back(self.directory, first))
+            raise EmailRLError(what, report.way_back(self.directory, first))
 
     def finish(self, reason: str) -> None:
         """Write ``final`` and the curves, and report why the run ended."""
@@ -229,8 +224,8 @@ class TrainingRun(Run[RunState]):
             self.ahead.close()
             remove_records(self.directory, after=self.state.step)
         self.save("final")
-        self.tracker.say(f"Curves saved to: {draw_curves(self.directory, self.settings)[0]}")
-        self.tracker.say(outcome(self.state, reason, len(self.val), self.settings), is_result=True)
+        self.tracker.say(f"Curves saved to: {report.draw_curves(self.directory, self.settings)[0]}")
+        self.tracker.say(report.outcome(self.state, reason, len(self.val), self.settings), is_result=True)
 
     @property
     def confirms(self) -> bool:
@@ -250,7 +245,7 @@ class TrainingRun(Run[RunState]):
         record = {"step": step} | confirmed.metrics()
         replace_bytes(self.directory / CONFIRMED, (json.dumps(record, indent=2) + "\n").encode())
         asked = counted(confirmed.num_questions, "validation question")
-        found = percent(confirmed.accuracy, confirmed.interval)
+        found = report.percent(confirmed.accuracy, confirmed.interval)
         said = f"best_model measured again on {asked} that did not select it: {found}"
         self.tracker.say(said, is_result=True)
 

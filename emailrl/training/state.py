@@ -12,6 +12,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -297,9 +298,8 @@ class Rollouts:
             if refill:
                 logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
             display.phase(f"{label} rollouts of step {step}", len(scenarios) * size)
-            groups = collector.collect(
-                scenarios, size, step=step, seed=seed, split_label=label, progress=display.played
-            )
+            collect = partial(collector.collect, split_label=label, progress=display.played)
+            groups = collect(scenarios, size, step=step, seed=seed)
             for group in groups:
                 sifted = self.filter.sift(group)
                 if isinstance(sifted, str):

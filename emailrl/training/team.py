@@ -22,8 +22,7 @@ from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
 from emailrl.mail.connection import no_database
-from emailrl.model.load import load_policy
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, load_policy
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.log import silent
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
 Role = Literal["train", "eval"]  # Training trajectories follow the mode; all others follow the settings
 Stages = dict[Role, Stage]  # Where the conversations of each role take place
 T = TypeVar("T")
+Loaded = tuple[Updater, PolicyEngine | None, Stages, T]  # Engine and stages only of a rank that plays
+Adapter = Path | dict[str, bytes] | None  # Its folder, or its files for a rank on a host that may not see that
 
 LARGEST_GAP: Final = 1.0
 """Mean absolute difference of servers' log-probabilities, in nats. Rounding stays below 0.1 in 16 bits; the policies of
@@ -59,27 +60,19 @@ def build_updater(
     policy: Policy, settings: Settings, *, total_steps: int | None = None, ranks: Ranks = ALONE
 ) -> Updater:
     """The updater of a run, the same on every rank."""
-    tolerance = settings.vllm.vllm_probe_tolerance or 0.0
-    return Updater(
-        policy,
-        resolve(settings),
-        settings.training,
-        settings.algorithm,
-        settings.agent,
-        total_steps=total_steps,
-        across=Across(ranks, sharded=policy.sharded),
-        largest_gap=max(LARGEST_GAP, TIMES_TOLERANCE * tolerance) if settings.has_servers else math.inf,
-    )
+    gap = max(LARGEST_GAP, TIMES_TOLERANCE * (settings.vllm.vllm_probe_tolerance or 0.0))
+    gap = gap if settings.has_servers else math.inf
+    parts = resolve(settings), settings.training, settings.algorithm, settings.agent
+    across = Across(ranks, sharded=policy.sharded)
+    return Updater(policy, *parts, total_steps=total_steps, across=across, largest_gap=gap)
 
 
 def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:
     """This host's ranks, if a base may be sharded over them; UsageError for SHARD=host with only one rank."""
     mesh = None if shard == "off" else ranks.host_mesh()
     if mesh is None and shard == "host":
-        raise UsageError(
-            "SHARD=host needs at least two ranks per host, the same number on every host.",
-            "Start them with emailrl train --nproc N, or unset SHARD.",
-        )
+        hint = "Start them with emailrl train --nproc N, or unset SHARD."
+        raise UsageError("SHARD=host needs at least two ranks per host, the same number on every host.", hint)
     return mesh
 
 
@@ -101,19 +94,13 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
 
 
 def load(
-    settings: Settings,
-    adapter: Path | dict[str, bytes] | None,
-    total_steps: int,
-    ranks: Ranks,
-    stack: ExitStack,
-    restore: Callable[[Updater], T],
-) -> tuple[Updater, PolicyEngine | None, Stages, T]:
+    settings: Settings, adapter: Adapter, total: int, ranks: Ranks, stack: ExitStack, restore: Callable[[Updater], T]
+) -> Loaded[T]:
     """On every rank: load the model, build the updater, ``restore`` its state, and take rank 0's weights. Returns the
-    updater, this rank's engine, which ``stack`` closes, and its stages, both only of a rank that plays, and what
-    ``restore`` returned."""
+    updater, this rank's engine, which ``stack`` closes, its stages, and what ``restore`` returned."""
     mesh = mesh_of(settings.model.shard, ranks)
 
-    def work() -> tuple[Updater, PolicyEngine | None, Stages, T]:
+    def work() -> Loaded[T]:
         with TemporaryDirectory() as folder:
             path = write_adapter(adapter, Path(folder)) if isinstance(adapter, dict) else adapter
             policy = load_trained(settings, path, ranks, mesh)
@@ -125,7 +112,7 @@ def load(
             stack.callback(_close, ranks, engine)
             make = MODES[settings.training.mode].make_environment
             stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
-        updater = build_updater(policy, settings, total_steps=total_steps, ranks=ranks)
+        updater = build_updater(policy, settings, total_steps=total, ranks=ranks)
         return updater, engine, stages, restore(updater)
 
     loaded = ranks.agree(work)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.load import enough_memory
 from emailrl.model.logprobs import TokenLogprobs
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, enough_memory
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import Algorithm, learning_rate, needs_old_logprobs
@@ -36,29 +35,23 @@ from emailrl.training.forward import Forward
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import aggregate, correction_weights, count_for, policy_loss, value_loss
 
+CLIPPING = ("clip_low", "clip_high", "dual_clip", "ratio_level")  # Fields of an algorithm, arguments of the loss
+Noted = list[tuple[Mapping[str, float], float]]  # Measured values by name, and their weight in a mean
 
-class Meter:
-    """Weighted means and extremes: a name that ends in ``_min`` or ``_max`` keeps the extreme."""
 
-    def __init__(self) -> None:
-        self.noted: list[tuple[Mapping[str, float], float]] = []  # Values by name, and their weight in its mean
+def means(noted: Noted) -> dict[str, float]:
+    """The weighted mean of each metric, or the extreme of one whose name ends in ``_min`` or ``_max``."""
+    columns: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for values, weight in noted:
+        for name, value in values.items():
+            columns[name].append((value, weight))
 
-    def add(self, values: Mapping[str, float], weight: float = 1.0) -> None:
-        self.noted.append((values, weight))
+    def reduced(name: str, column: list[tuple[float, float]]) -> float:
+        if name.endswith(("_min", "_max")):
+            return (min if name.endswith("_min") else max)(value for value, _ in column)
+        return sum(value * weight for value, weight in column) / sum(weight for _, weight in column)
 
-    def means(self) -> dict[str, float]:
-        """Return every metric under its name."""
-        columns: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-        for values, weight in self.noted:
-            for name, value in values.items():
-                columns[name].append((value, weight))
-
-        def reduced(name: str, column: list[tuple[float, float]]) -> float:
-            if name.endswith(("_min", "_max")):
-                return (min if name.endswith("_min") else max)(value for value, _ in column)
-            return sum(value * weight for value, weight in column) / sum(weight for _, weight in column)
-
-        return {name: reduced(name, column) for name, column in columns.items()}
+    return {name: reduced(name, column) for name, column in columns.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class Pass:
     """What the policy's aggregation divides by in the whole mini-batch; a trajectory in several samples counts once."""
     num_tokens: int  # Trainable tokens of the whole mini-batch
     losses: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # And gradient norms
-    meter: Meter = field(default_factory=Meter)
+    noted: Noted = field(default_factory=list)
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """By the sample's index on this rank: old and current log-probabilities and advantages, ``(3, T)``."""
     halved: int = 0  # How often memory ran out
@@ -133,12 +126,9 @@ class Updater:
         self.names = [name for name, _ in named] + [f"value_head.{name}" for name, _ in critic]
         self.parameters = [parameter for _, parameter in named]
         self.critic = [parameter for _, parameter in critic]
-        self.optimizer = torch.optim.AdamW(
-            [{"params": params} for params in (self.parameters, self.critic) if params],
-            lr=training.learning_rate,
-            betas=(training.adam_beta1, training.adam_beta2),
-            weight_decay=training.weight_decay,
-        )
+        groups = [{"params": params} for params in (self.parameters, self.critic) if params]
+        betas, decay = (training.adam_beta1, training.adam_beta2), training.weight_decay
+        self.optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, weight_decay=decay)
         # Gradients divided by many tokens underflow in 16-bit floats, so the loss is scaled up.
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
@@ -155,9 +145,8 @@ class Updater:
             raise ValueError("a step without samples: skip it")
         training = self.training
         minis = list(mini_batches(samples, training.num_mini_batches, seed=f"{training.seed}/{step}"))
-        shares = make_shares(
-            samples, paid, minis, self.across.world, step=step, share_prefixes=self.forward.shares_prefixes
-        )
+        sharing = self.forward.shares_prefixes
+        shares = make_shares(samples, paid, minis, self.across.world, step=step, share_prefixes=sharing)
         with self.across.shared(shares) as own:
             metrics, tokens, skipped = self.take(own)
         metrics["trainable_tokens"] = sum(sample.num_trainable for sample in samples)
@@ -168,7 +157,7 @@ class Updater:
     def take(self, share: Share) -> tuple[dict[str, float], dict[int, Tensor], list[Skipped]]:
         """Make the updates of a step from this rank's share of it. Returns, of all ranks: metrics, each sample's tokens
         ``(3, T)`` by its index in the step, and what was skipped."""
-        training, step, meter = self.training, share.step, Meter()
+        training, step, noted = self.training, share.step, Noted()
         critic_only = bool(self.critic) and step <= self.wanted.critic_warmup_steps
         tokens: dict[int, Tensor] = {}
         skipped: list[Skipped] = []
@@ -189,9 +178,9 @@ class Updater:
                     if done.broken:
                         skipped.append((done.broken, [batch.on_cpu() for batch in done.batches]))
                     else:
-                        meter.noted += [*done.meter.noted, (done.losses, 1.0)]
+                        noted += [*done.noted, (done.losses, 1.0)]
         self.policy.model.eval()
-        metrics = meter.means() | metrics | {"learning_rate": rate, "kl_coef": self.kl.coef}
+        metrics = means(noted) | metrics | {"learning_rate": rate, "kl_coef": self.kl.coef}
         if self.kl.coef and "kl" in metrics and not critic_only:
             self.kl.update(metrics["kl"], share.num_trajectories)
         metrics |= {"updates_skipped": len(skipped), "micro_batches_halved": halved}
@@ -204,10 +193,8 @@ class Updater:
                 "rank_tokens_max": max(counts),
                 "all_reduce_seconds": self.across.seconds - summing,
             }
-        of_all = [
-            (parts[0][0], [batch for _, batches in parts for batch in batches])
-            for parts in zip(*skipped_by, strict=True)
-        ]
+        each = zip(*skipped_by, strict=True)  # update, of all ranks
+        of_all = [(parts[0][0], [batch for _, batches in parts for batch in batches]) for parts in each]
         return metrics, {i: columns for placed in placed_by for i, columns in placed.items()}, of_all
 
     def synchronize(self) -> None:
@@ -229,16 +216,14 @@ class Updater:
         """Continue bit for bit from ``state``; raises EmailRLError for another adapter's state."""
         if any(name.startswith("value_head.") for name in state["parameters"]) != bool(self.critic):
             kind = "without" if self.critic else "with"
-            raise EmailRLError(
-                f"The trainer state is from a run {kind} a critic.", "Resume with the run's --algorithm."
-            )
+            hint = "Resume with the run's --algorithm."
+            raise EmailRLError(f"The trainer state is from a run {kind} a critic.", hint)
         if state["parameters"] != self.names:
             raise EmailRLError("The trainer state belongs to another adapter.", "Resume with the run's LoRA settings.")
         if self.policy.start is not None:
             if state["start"] is None:
-                raise EmailRLError(
-                    "The run was started with REFERENCE=base.", "Unset REFERENCE, or start a new run with --adapter."
-                )
+                hint = "Unset REFERENCE, or start a new run with --adapter."
+                raise EmailRLError("The run was started with REFERENCE=base.", hint)
             for own, value in zip(self.policy.start, state["start"], strict=True):
                 own.copy_(value)
         # A copy: the optimizer would otherwise go on writing into the caller's tensors.
@@ -300,7 +285,7 @@ class Updater:
             self.loss_scale.update()
             self.skipped_in_a_row += 1
             return done
-        gap = done.meter.means().get("sampler_gap_mean", 0.0)
+        gap = means(done.noted).get("sampler_gap_mean", 0.0)
         if gap > self.largest_gap:
             raise EmailRLError(
                 f"Step {done.step} is not trained: the log-probabilities from the vLLM servers are off by {gap:.2f}"
@@ -341,11 +326,11 @@ class Updater:
         done = new()
         done.batches, own, halved = self.across.agree(work)
         have = [parameter.grad is not None for parameter in parameters]
-        every = self.across.gather((dict(own.losses), own.meter.noted, halved, have, self.forward.max_tokens))
+        every = self.across.gather((dict(own.losses), own.noted, halved, have, self.forward.max_tokens))
         for losses, noted, times, _, _ in every:
             for name, value in losses.items():
                 done.losses[name] += value
-            done.meter.noted += noted
+            done.noted += noted
             done.halved += times
         done.tokens = own.tokens
         self.forward.max_tokens = min(each[-1] for each in every)
@@ -372,38 +357,29 @@ class Updater:
     def loss(self, batch: MicroBatch, scored: TokenLogprobs, old: Tensor, own: Pass) -> Tensor:
         """A micro-batch's share of the loss, given the old log-probabilities ``(B, T)``; ``own`` gets its parts. With
         ``own.critic_only`` only the critic's loss counts; the others are still measured."""
-        algorithm, wanted, meter, mask = self.algorithm, self.wanted, own.meter, batch.loss_mask
+        algorithm, wanted, noted, mask = self.algorithm, self.wanted, own.noted, batch.loss_mask
         num_trainable, logprobs = batch.num_trainable, scored.logprobs
         assert batch.advantages is not None
         # Weight of a row's token mean, (B, 1): a trajectory in several samples counts as one.
         share = (batch.share if algorithm.aggregation == "sequence_mean" else torch.ones_like(batch.share))[:, None]
-        over = {"constant_length": self.constant_length, "denominator": own.policy_count}
-        loss, ratios = policy_loss(
-            logprobs,
-            old,
-            batch.advantages,
-            mask,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            ratio_level=algorithm.ratio_level,
-            aggregation=algorithm.aggregation,
-            weights=share * self._correction(old, batch, own),
-            **over,
-        )
-        meter.add(ratios, num_trainable)
+        count, length = own.policy_count, self.constant_length
+        over: dict[str, Any] = {"aggregation": algorithm.aggregation, "constant_length": length, "denominator": count}
+        clip: dict[str, Any] = {name: getattr(algorithm, name) for name in CLIPPING}
+        weights = share * self._correction(old, batch, own)
+        loss, ratios = policy_loss(logprobs, old, batch.advantages, mask, weights=weights, **clip, **over)
+        noted.append((ratios, num_trainable))
         own.losses["policy_loss"] += float(loss.detach())
         if batch.ref_logprobs is not None:
             kl = estimate(logprobs, batch.ref_logprobs, algorithm.kl_estimator)
-            meter.add({"kl": float(kl.detach().sum()) / num_trainable}, num_trainable)
+            noted.append(({"kl": float(kl.detach().sum()) / num_trainable}, num_trainable))
             if algorithm.kl_in == "loss":
-                penalty = self.kl.coef * aggregate(kl * share, mask, algorithm.aggregation, **over)
+                penalty = self.kl.coef * aggregate(kl * share, mask, **over)
                 own.losses["kl_loss"] += float(penalty.detach())
                 loss = loss + penalty
         if scored.entropy is not None:
-            meter.add({"entropy": float(scored.entropy.detach().sum()) / num_trainable}, num_trainable)
+            noted.append(({"entropy": float(scored.entropy.detach().sum()) / num_trainable}, num_trainable))
             if wanted.entropy_coef:
-                bonus = aggregate(scored.entropy * share, mask, algorithm.aggregation, **over)
+                bonus = aggregate(scored.entropy * share, mask, **over)
                 loss = loss - wanted.entropy_coef * bonus
         if scored.values is None:
             return loss
@@ -412,7 +388,7 @@ class Updater:
         error, clipped = value_loss(
             scored.values, batch.old_values, batch.returns, mask, clip=algorithm.value_clip, denominator=own.num_tokens
         )
-        meter.add(clipped, num_trainable)
+        noted.append((clipped, num_trainable))
         own.losses["value_loss"] += float(error.detach())
         return wanted.value_coef * error + (0 if own.critic_only else loss)
 
@@ -422,11 +398,13 @@ class Updater:
         sampled = mask & ~batch.sampler_logprobs.isnan()
         gap = (old - batch.sampler_logprobs)[sampled].abs()
         if own.first and gap.numel():
-            own.meter.add({"sampler_gap_mean": float(gap.mean()), "sampler_gap_max": float(gap.max())}, gap.numel())
+            own.noted.append(
+                ({"sampler_gap_mean": float(gap.mean()), "sampler_gap_max": float(gap.max())}, gap.numel())
+            )
         if kind == "off":
             return 1.0
         drawn, low, high = batch.sampler_logprobs, self.wanted.correction_low, self.wanted.correction_high
         weights, found = correction_weights(old, drawn, mask, kind=kind, low=low, high=high, ratio_level=level)
         if own.first:
-            own.meter.add(found, float((sampled if level == "token" else mask).sum()))
+            own.noted.append((found, float((sampled if level == "token" else mask).sum())))
         return weights

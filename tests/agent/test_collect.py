@@ -21,7 +21,7 @@ from emailrl.engines import build_engine
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import AgentSettings

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tiny import make_checkpoint
 
-from emailrl.agent.mail_env import Rubric
 from emailrl.agent.play import Collector
+from emailrl.agent.task import Rubric
 from emailrl.records import read_trajectories
 
 

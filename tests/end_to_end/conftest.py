@@ -15,10 +15,10 @@ from tiny import make_model
 
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import ask, make_world
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.questions.load import write_scenarios
 from emailrl.settings import Settings, load_settings, trust_folder
-from emailrl.training import run as run_module
+from emailrl.training import report
 from emailrl.training.loop import TrainResult, train
 
 REWARD = '''
@@ -94,7 +94,7 @@ def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
         (run_dir / "curve.svg").touch()
         return [run_dir / "curve.png", run_dir / "curve.svg"]
 
-    monkeypatch.setattr(run_module, "draw_curves", draw_curves)
+    monkeypatch.setattr(report, "draw_curves", draw_curves)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from same_run import everything, lines, same, state_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import find_checkpoint
 from emailrl.measure.export import export_checkpoint
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.loop import SftResult, sft
 from emailrl.training.loop import train

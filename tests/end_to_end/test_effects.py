@@ -20,7 +20,7 @@ from emailrl.base.errors import UsageError
 from emailrl.cli.app import app
 from emailrl.engines import build_engine
 from emailrl.model import shard
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.openrlhf import FLAGS, to_toml
 from emailrl.questions.load import read_jsonl, read_questions
 from emailrl.ranks.launch import Launch

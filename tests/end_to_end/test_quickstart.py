@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs.run_files import write
 
-from emailrl.agent.mail_env import system_prompt
+from emailrl.agent.task import system_prompt
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.cli.quickstart import SETTINGS, free_folder, quickstart

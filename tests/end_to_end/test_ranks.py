@@ -25,7 +25,7 @@ from torch import Tensor
 from emailrl.agent import play
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import list_checkpoints
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.ranks import Place
 from emailrl.records import Record, read_records, read_trajectories
 from emailrl.records.trajectory import Trajectory

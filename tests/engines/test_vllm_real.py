@@ -30,8 +30,7 @@ from emailrl.engines.vllm.local import VllmEngine
 from emailrl.engines.vllm.probe import TEXT, Probe
 from emailrl.engines.vllm.serve import Server
 from emailrl.measure.export import export_checkpoint
-from emailrl.model.load import load_policy
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, load_policy
 from emailrl.model.resolve import NANO_DIR
 from emailrl.settings import Settings, load_settings
 

@@ -23,9 +23,8 @@ from runner import Bench, Given, Row, forget_peak, now, peak_gib, torchrun
 from shapes import advantage, config_of, make_samples, set_lora
 from transformers import AutoModelForCausalLM
 
-from emailrl.model.load import choose_device, choose_dtype, prepare_training
 from emailrl.model.lora import checksum, with_fresh_adapter
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, choose_device, choose_dtype, prepare_training
 from emailrl.model.shard import shard_base
 from emailrl.ranks import RankGroup, joined
 from emailrl.settings import load_settings

@@ -22,7 +22,7 @@ import torch
 from runner import Bench, Given, Row, forget_peak, now, peak_gib
 from shapes import LINEAR
 
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.settings import load_settings
 from emailrl.sft.data import batches_of
 from emailrl.sft.examples import Example

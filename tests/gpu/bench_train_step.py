@@ -29,9 +29,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emailrl.model.fused import enable_fused
-from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import shares_prefixes, takes_packed
+from emailrl.model.policy import load_policy
 from emailrl.settings import Settings
 from emailrl.training.batch import Layout, TrainingSample, micro_batches
 from emailrl.training.losses import policy_loss

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.settings import load_settings
 from emailrl.training.batch import TrainingSample
 from emailrl.training.team import build_updater

@@ -14,8 +14,8 @@ from gpu.small import distance, make_samples, make_updater, moved, paid, weights
 from torch import Tensor
 
 from emailrl.model.fused import fused_backbone
-from emailrl.model.load import load_policy
 from emailrl.model.packing import pack, takes_packed, varlen_backward, varlen_forward
+from emailrl.model.policy import load_policy
 from emailrl.settings import load_settings
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter

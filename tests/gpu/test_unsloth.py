@@ -14,7 +14,7 @@ import torch
 from gpu.loop import RunLeft, finish, gaps, make_workplace, policy_logprobs, start
 from torch import Tensor
 
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.model.resolve import NANO_DIR
 from emailrl.questions.load import read_questions
 from emailrl.settings import Settings, load_settings

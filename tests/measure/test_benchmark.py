@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tiny import make_checkpoint, make_database, make_model, make_questions, settings_of
 
-from emailrl.agent.mail_env import Rubric
 from emailrl.agent.play import Collector
+from emailrl.agent.task import Rubric
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.inputs import choose_subjects
 from emailrl.measure import benchmark

@@ -12,7 +12,7 @@ from tiny import make_questions, settings_of
 
 from emailrl.base.errors import UsageError
 from emailrl.measure.journal import Conditions, differences, playing_conditions
-from emailrl.model import load
+from emailrl.model import policy as load
 
 
 def test_all_that_steers_a_trajectory_is_compared(tmp_path: Path) -> None:

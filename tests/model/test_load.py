@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.model import load, resolve, shape, unsloth_backend
+from emailrl.model import policy as load
+from emailrl.model import resolve, shape, unsloth_backend
 from emailrl.model.fused import fused_backbone
-from emailrl.model.load import choose_dtype, load_policy
 from emailrl.model.packing import takes_packed
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, choose_dtype, load_policy
 from emailrl.model.resolve import resolve_model, same_base, with_token_limit
 from emailrl.settings import AgentSettings, Settings
 

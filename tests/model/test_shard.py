@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from emailrl.base.errors import UsageError
 from emailrl.model.fused import enable_fused
 from emailrl.model.layout import Keep, shards_base
-from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.packing import enable_packing
+from emailrl.model.policy import load_policy
 from emailrl.model.shard import check_shardable, shard_base
 from emailrl.settings import ModelSettings, Settings
 from tests.model.test_fused import scored, with_lora

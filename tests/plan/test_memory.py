@@ -13,8 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from emailrl.model.fused import FusedBackbone, fused_backbone
 from emailrl.model.layout import Keep
-from emailrl.model.load import load_policy
 from emailrl.model.packing import enable_packing, pack, packed_inputs, shares_prefixes
+from emailrl.model.policy import load_policy
 from emailrl.model.shape import KNOWN, Shape
 from emailrl.plan.devices import GIB
 from emailrl.plan.memory import Layout, head_bytes, keep_of, kept_bytes, work_bytes

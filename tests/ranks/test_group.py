@@ -102,7 +102,7 @@ def test_an_error_on_one_rank_is_raised_by_rank_0_and_ends_the_others(
 
 def test_what_differs_between_ranks_is_named(tmp_path: Path) -> None:
     zero, *_ = in_ranks(2, ranked(lambda ranks: ranks.check_same("The adapter", str(ranks.rank))), tmp_path)
-    assert "The adapter of rank 1 differs from rank 0's." in str(zero)
+    assert "Rank 1: The adapter differs from rank 0's." in str(zero)
 
 
 def test_a_rank_that_is_killed_while_rank_0_is_busy_interrupts_it_and_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emailrl.agent.mail_env import Rubric
+from emailrl.agent.task import Rubric
 from emailrl.measure.evaluation import Evaluation
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
 from emailrl.rewards.rubric import art_e_reward, heuristic_reward

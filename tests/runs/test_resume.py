@@ -18,7 +18,7 @@ from tiny import make_checkpoint, make_model
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import METADATA, find_checkpoint, list_checkpoints, read_checkpoint, sha256_of
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.questions.load import fingerprint
 from emailrl.records.trajectory import Scenario
 from emailrl.runs.folder import held

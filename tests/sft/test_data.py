@@ -16,7 +16,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.questions.load import write_scenarios
 from emailrl.questions.template import generate
 from emailrl.records.trajectory import Message, StopReason, ToolCall

@@ -15,8 +15,8 @@ from sft.talk import settings_for
 from torch import Tensor
 
 from emailrl.base.errors import UsageError
-from emailrl.model.load import load_policy
 from emailrl.model.logprobs import token_logprobs
+from emailrl.model.policy import load_policy
 from emailrl.settings import SftSettings
 from emailrl.sft.examples import Example
 from emailrl.sft.fit import Fitter

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import find_checkpoint, list_checkpoints
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.model.resolve import find_adapter
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE

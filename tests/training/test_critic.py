@@ -13,8 +13,7 @@ from training import formulas
 from training.updaters import PAID, Make, assert_gradients, loaded, plain_logprobs, plain_values, samples
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.load import load_policy
-from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead
+from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead, load_policy
 from emailrl.ranks import ALONE
 from emailrl.training.team import load_trained
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.agent.mail_env import StaticPromptEnvironment
+from emailrl.agent.task import StaticPromptEnvironment
 from emailrl.mail import Mailbox, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail

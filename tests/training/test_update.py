@@ -15,8 +15,7 @@ from training.updaters import LENGTHS, PAID, Make, assert_close, assert_gradient
 from training.updaters import plain_logprobs as plain
 
 from emailrl.base.errors import EmailRLError
-from emailrl.model.load import load_policy
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, load_policy
 from emailrl.ranks import ALONE
 from emailrl.settings import Settings
 from emailrl.training.algorithms import learning_rate

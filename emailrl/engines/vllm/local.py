@@ -22,8 +22,7 @@ from emailrl.base.process import bounded
 from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, report
 from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import Probe
-from emailrl.model.load import card_bytes
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, card_bytes
 from emailrl.settings import PolicySettings
 
 ENVIRONMENT = {

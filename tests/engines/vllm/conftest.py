@@ -14,8 +14,7 @@ from tiny import make_model
 from emailrl.engines import build_engine
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.vllm.servers import VllmServers
-from emailrl.model.load import load_policy
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, load_policy
 from emailrl.settings import Settings, load_settings
 
 Connect = Callable[..., VllmServers]

@@ -22,7 +22,7 @@ from emailrl.engines.vllm.arguments import (
     sleeps,
 )
 from emailrl.model.fused import enable_fused
-from emailrl.model.load import load_policy
+from emailrl.model.policy import load_policy
 from emailrl.settings import load_settings
 
 GIB = 2**30
