@@ -177,7 +177,6 @@ def damage_of(path: Path) -> str | None:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -211,7 +210,6 @@ def _hidden(path: Path) -> tuple[Path, Path]:
 
 
 def _standing(path: Path) -> Path:
-    """Where a checkpoint is complete now."""
     return next((each for each in (path, *_hidden(path)) if (each / METADATA).is_file()), path)
 
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer import Option
 
@@ -294,10 +294,8 @@ def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) 
     fitting = max(1, (width - NAMES_WIDTH) // max(longest, RESULT_WIDTH))
     rows = dict.fromkeys(row for cells in columns for row in cells)
     for start in range(0, len(titles), fitting):
-        table = Table(box=SIMPLE, pad_edge=False)
-        table.add_column("", no_wrap=True)
-        for title in titles[start : start + fitting]:
-            table.add_column(Text(title), justify="right", overflow="fold")
+        some = (Column(Text(title), justify="right", overflow="fold") for title in titles[start : start + fitting])
+        table = Table(Column("", no_wrap=True), *some, box=SIMPLE, pad_edge=False)
         for row in rows:
             if not all(cells.get(row) == "none" for cells in columns):  # email rubric in an environment without email
                 shown = [Text(cells.get(row, "")) for cells in columns[start : start + fitting]]

@@ -40,10 +40,8 @@ def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
 
 
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
-    """The policies to measure, with notes printed: those named, else the newest best checkpoint, else the model.
-
-    Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
-    """
+    """The policies to measure, with notes printed: those named, else the newest best checkpoint, else the model. Each
+    checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on."""
     from emailrl.checkpoints import find_runs
     from emailrl.measure.benchmark import Subject
     from emailrl.model.resolve import find_adapter

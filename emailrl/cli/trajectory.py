@@ -1,7 +1,5 @@
 """Trajectories on the terminal, in full or in lists; ``verbose`` adds every token with its mask and log-probability.
-
-Everything shown is ``rich.text.Text``: email and model output are never parsed as markup.
-"""
+Everything shown is ``rich.text.Text``: email and model output are never parsed as markup."""
 
 from __future__ import annotations
 
@@ -16,15 +14,14 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from emailrl.base.plain import counted, cut, plain, plain_line
 from emailrl.cli.output import LONGEST_ID, say
 from emailrl.measure.evaluation import verdict
 from emailrl.page.place import origin as origin_of
-from emailrl.page.shapes import conversation
-from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
+from emailrl.page.shapes import TokenTexts, conversation, fitting_tokenizer, tokenizer_folders
 from emailrl.records import TrainingNote, TrajectoryIndex
 from emailrl.records.trajectory import TokenSample, Trajectory
 from emailrl.settings import Settings
@@ -74,10 +71,8 @@ def render_trajectory(
     origin: str | None = None,
 ) -> RenderableType:
     """Lay out one trajectory: scenario, turns, outcome, reward terms; with ``verbose`` rubric and tokens too.
-
     ``tokens`` None shows ids instead of token text. ``title`` says where the trajectory is stored, ``origin`` what
-    produced it; None is a training step.
-    """
+    produced it; None is a training step."""
     scenario = trajectory.scenario
     made_by = origin or f"step {trajectory.step}  mode {trajectory.mode}"
     identity = f"{trajectory.id}  group {trajectory.group_id}  {made_by}"
@@ -186,9 +181,7 @@ def _ids(message_ids: Sequence[str]) -> str:
 
 
 def _pairs(rows: dict[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
@@ -236,12 +229,10 @@ def _tokens(
 
 def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) -> RenderableType:
     """A table of ``limit`` trajectories from position ``first`` on, for a terminal of ``width`` columns."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     names = [name for name in WIDTHS if width >= NARROW or name not in ("step", "tokens")]
-    for name in names:
-        justify = "left" if name == "verdict" else "right"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=WIDTHS[name])  # type: ignore[arg-type]
-    table.add_column("question")
+    columns = [Column(name, justify="right", no_wrap=True, min_width=WIDTHS[name]) for name in names]
+    columns[names.index("verdict")].justify = "left"
+    table = Table(*columns, "question", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     shown = index.entries(first, first + limit)
     for position, entry in enumerate(shown, first):
         if entry.id is None:  # a line without a trajectory

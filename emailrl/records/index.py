@@ -1,8 +1,6 @@
-"""An index of the trajectories in a file, stored next to it, so that 100,000 of them can be listed quickly.
-
-The index of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory.
-It is only a cache: one that does not match its file (older, longer or damaged) is rebuilt.
-"""
+"""An index of the trajectories in a file, stored next to it, so that 100,000 of them can be listed quickly. The index
+of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory. It is only
+a cache: one that does not match its file (older, longer or damaged) is rebuilt."""
 
 from __future__ import annotations
 
@@ -81,7 +79,6 @@ def _entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory |
 
 
 def index_path(path: Path) -> Path:
-    """The path of a trajectory file's index."""
     return path.with_name(f"{path.name}.index")
 
 
@@ -106,7 +103,6 @@ class TrajectoryWriter(JsonlWriter):
         self._line, self._offset = index.num_lines, index.size
 
     def append(self, trajectory: Trajectory) -> None:
-        """Append one trajectory."""
         content = encode(trajectory_to_dict(trajectory))
         self.write_bytes(content)
         self._line += 1
@@ -114,7 +110,6 @@ class TrajectoryWriter(JsonlWriter):
         self._offset += len(content)
 
     def close(self) -> None:
-        """Flush everything to disk."""
         super().close()
         self._index.close()
 
@@ -161,17 +156,14 @@ class TrajectoryIndex:
         return known
 
     def save(self) -> None:
-        """Write the index next to the file."""
         replace_bytes(index_path(self.path), b"".join([_HEADER, *self._lines]))
 
     @property
     def unreadable(self) -> list[int]:
-        """The positions of lines that hold no trajectory."""
         return [position for position, line in enumerate(self._lines) if line.endswith(_NO_TRAJECTORY)]
 
     @property
     def readable(self) -> list[int]:
-        """The positions of the lines that hold a trajectory."""
         return [position for position, line in enumerate(self._lines) if not line.endswith(_NO_TRAJECTORY)]
 
     @property
@@ -228,7 +220,6 @@ class TrajectoryIndex:
         return iter(self.entries())
 
     def entries(self, start: int = 0, stop: int | None = None) -> list[Entry]:
-        """The entries of a range of positions."""
         return self._entries(self._lines[start:stop])
 
     def _entries(self, lines: list[bytes]) -> list[Entry]:

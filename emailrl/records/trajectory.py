@@ -163,13 +163,11 @@ class TokenSample:
             raise ValueError("token_ids, loss_mask and sampler_logprobs differ in length")
 
     def append_prompt(self, ids: list[int]) -> None:
-        """Add ids that the policy was shown."""
         self.token_ids += ids
         self.loss_mask += [0] * len(ids)
         self.sampler_logprobs += [None] * len(ids)
 
     def append_sampled(self, ids: list[int], logprobs: list[float]) -> None:
-        """Add ids that the policy sampled, with their log-probabilities."""
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled ids but {len(logprobs)} log-probabilities")
         self.token_ids += ids
@@ -348,7 +346,6 @@ class TrainingNote(BaseModel):
 
 
 def notes_path(trajectories: Path) -> Path:
-    """The file of training's notes on a trajectory file."""
     return trajectories.parent.parent / "training" / trajectories.name
 
 

@@ -59,11 +59,9 @@ Service = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]
 
 
 class Tracker:
-    """Writes every line and number of one run to all its destinations.
-
-    ``metrics.jsonl`` has one object per step, ``evaluations.jsonl`` one per evaluation (including step 0); entries
-    beyond ``step``, and evaluations beyond ``evaluated``, are removed, because those are repeated.
-    """
+    """Writes every line and number of one run to all its destinations. ``metrics.jsonl`` has one object per step,
+    ``evaluations.jsonl`` one per evaluation (including step 0); entries beyond ``step``, and evaluations beyond
+    ``evaluated``, are removed, because those are repeated."""
 
     def __init__(
         self, run_dir: Path, settings: Settings, display: Display, *, run_id: str, mode: str, step: int, evaluated: int

@@ -1,9 +1,7 @@
-"""Where settings come from: each source read into ``{leaf: Given}`` with the origin of every value, and the loader.
-
-A run's folder may come from a stranger, so what its checkpoints record never decides what code runs, which server gets
+"""Where settings come from: each source read into ``{leaf: Given}`` with the origin of every value, and the loader. A
+run's folder may come from a stranger, so what its checkpoints record never decides what code runs, which server gets
 emails and keys, or where files are written: code and addresses must be given again, paths are the current ones, and
-secrets are not recorded.
-"""
+secrets are not recorded."""
 
 from __future__ import annotations
 
@@ -158,11 +156,9 @@ def from_toml(path: Path) -> Source:
 def from_record(
     record: Mapping[str, Mapping[str, Any]], stated: Mapping[Leaf, Given], others: Mapping[Leaf, Given]
 ) -> Source:
-    """The recorded values, without those that the record may not decide.
-
-    ``stated`` (flags and environment) override the record, which overrides ``others`` (the folder's files and the
-    preset). Raises UsageError for code or an address that none of them names.
-    """
+    """The recorded values, without those that the record may not decide. ``stated`` (flags and environment) override
+    the record, which overrides ``others`` (the folder's files and the preset). Raises UsageError for code or an address
+    that none of them names."""
     defaults = Settings().public()
     source: Source = {}
     for leaf in leaves():

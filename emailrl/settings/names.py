@@ -61,7 +61,6 @@ class Leaf:
 
     @property
     def secret(self) -> bool:
-        """Whether its value must never be shown."""
         return SecretStr in self.kinds
 
     @property
@@ -129,7 +128,6 @@ def changed(settings: _Group, **values: Any) -> _Group:
 
 
 def tree_of(values: Mapping[Leaf, Any]) -> dict[str, dict[str, Any]]:
-    """Values by section and field."""
     tree: dict[str, dict[str, Any]] = {}
     for leaf, value in values.items():
         tree.setdefault(leaf.section, {})[leaf.field] = value
