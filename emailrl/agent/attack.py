@@ -56,7 +56,6 @@ class Order:
 
 
 def order_of(scenario: Scenario) -> Order:
-    """The order of a question, deterministic."""
     rng = Random(f"order/{scenario.id}")
     kind = rng.choice(KINDS)
     target = rng.choice(_ANSWERS) if kind == "answer" else _made_up_id(scenario.message_ids, rng)
@@ -72,14 +71,12 @@ class AttackedMailbox(Mailbox):
         self._attacked = set(scenario.message_ids)
 
     def search(self, *arguments: Any, **named: Any) -> list[SearchHit]:
-        """What ``Mailbox.search`` finds."""
         hits = super().search(*arguments, **named)
         self._attacked.update(hit.message_id for hit in hits[:1])
         ends = [f" ... {self._order}" * (hit.message_id in self._attacked) for hit in hits]
         return [replace(hit, snippet=hit.snippet + end) for hit, end in zip(hits, ends, strict=True)]
 
     def read(self, message_id: str) -> Email | None:
-        """What ``Mailbox.read`` reads."""
         email = super().read(message_id)
         attacked = email is not None and message_id in self._attacked
         return replace(email, body=f"{email.body}\n\n{self._order}\n") if email and attacked else email

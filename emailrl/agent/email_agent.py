@@ -93,7 +93,7 @@ class EmailAgent:
         from emailrl.agent.task import mail_agent
         from emailrl.engines import SamplingParams
         from emailrl.mail import open_mailbox
-        from emailrl.mail.connection import last_day, opened
+        from emailrl.mail.database import last_day, opened
         from emailrl.questions.inbox import MailReader, unknown_inbox
 
         agent, db, today = self.settings.agent, self.settings.store.db, datetime.now(UTC).date().isoformat()
@@ -116,7 +116,6 @@ class EmailAgent:
         return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
 
     def close(self) -> None:
-        """Release the engine's resources."""
         self._engine.close()
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from emailrl.agent.task import MAIL, load_task
+from emailrl.agent.task import MAIL, StepResult, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
 from emailrl.ranks import Activity
@@ -24,7 +24,6 @@ from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSampl
 from emailrl.settings import AgentSettings
 
 if TYPE_CHECKING:
-    from emailrl.agent.task import StepResult
     from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import Mailbox
     from emailrl.model.policy import Policy
@@ -112,8 +111,6 @@ def derive_seed(*parts: object) -> int:
 
 @dataclass(slots=True)
 class _Rollout:
-    """An environment and its conversation."""
-
     environment: Environment
     renderer: ChatRenderer | None
     sampling: SamplingParams
@@ -191,7 +188,6 @@ class _Rollout:
         return list(trajectory.samples[-1].token_ids)
 
     def _finish(self) -> None:
-        """Copy the environment's verdict and report the trajectory."""
         trajectory = self.trajectory
         rubric = getattr(self.environment, "rubric", None) or {}
         trajectory.rubric = dict(rubric) if isinstance(rubric, dict) else asdict(rubric)

@@ -113,7 +113,6 @@ class MailEnvironment:
         self._state = "new"
 
     def start(self) -> list[Message]:
-        """The system message and the question."""
         if self._state != "new":
             raise RuntimeError("a MailEnvironment plays one trajectory: make another")
         self._state = "running"
@@ -182,7 +181,6 @@ def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
 
 
 def system_prompt(scenario: Scenario, max_turns: int) -> str:
-    """The system message of one scenario."""
     names = {"inbox_address": scenario.inbox_address, "query_date": scenario.query_date}
     return SYSTEM_PROMPT.format(max_turns=max_turns, **names)
 
@@ -196,7 +194,6 @@ class StaticPromptEnvironment(MailEnvironment):
         super().__init__(scenario, mailbox, max_turns=1, question_template=agent.question_template)
 
     def start(self) -> list[Message]:
-        """The system message, and the question followed by the mails."""
         mails = "\n\n".join(
             f"[{mail.message_id}] {mail.date}\nFrom: {mail.from_address}\nSubject: {mail.subject}\n"
             f"{mail.body if len(mail.body) <= MAX_BODY_CHARS else mail.body[:MAX_BODY_CHARS] + ' ...'}"

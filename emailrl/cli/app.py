@@ -9,7 +9,6 @@ import importlib
 import io
 import os
 import sys
-import tempfile
 from typing import Annotated, Any, Final, NoReturn, TextIO
 
 import typer
@@ -124,7 +123,11 @@ def emailrl_command(
 
 def _prepare_streams() -> TextIO | None:
     """Make printing safe: a terminal may lack or obey characters. Returns the file in place of a closed stdout."""
-    closed = None if sys.stdout else tempfile.TemporaryFile("w+")  # noqa: SIM115
+    closed = None
+    if not sys.stdout:
+        import tempfile  # slow
+
+        closed = tempfile.TemporaryFile("w+")  # noqa: SIM115
     sys.stdout = sys.stdout or closed
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):

@@ -94,7 +94,7 @@ def ask(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.mail.connection import first_day
+    from emailrl.mail.database import first_day
     from emailrl.questions.inbox import find_inbox
 
     settings = load_settings(overrides, trust=trust)

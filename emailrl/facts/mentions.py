@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from emailrl.facts import dates, literals, quantities
+from emailrl.facts import dates, quantities, reading
 from emailrl.facts.dates import MONTH, WEEKDAY
 
 _FRACTION = r"(?:1/[2-9]|2/[3579]|3/[457]|4/5)(?![\d/])"
@@ -87,8 +87,8 @@ def _letters(text: str) -> str:
     return re.sub(r"[\W_]+", "", text.lower())
 
 
-def _literal(kind: str) -> Callable[[str], literals.Literal]:
-    return lambda text: literals.read_literal(kind, text)
+def _literal(kind: str) -> Callable[[str], reading.Literal]:
+    return lambda text: reading.read_literal(kind, text)
 
 
 def _read(pattern: re.Pattern[str], read: Callable[[re.Match[str]], Hashable]) -> Callable[[str], Hashable]:
@@ -179,8 +179,8 @@ VENUE = Extractor(
     ),
     _letters,
 )
-URL = Extractor(_pattern(literals.URL), _literal("url"))
-EMAIL_ADDRESS = Extractor(_pattern(literals.EMAIL), _literal("email"))
+URL = Extractor(_pattern(reading.URL), _literal("url"))
+EMAIL_ADDRESS = Extractor(_pattern(reading.EMAIL), _literal("email"))
 ATTACHMENT = Extractor(
     _pattern(
         r"(?:<<|^[ \t]*-[ \t]|\()(?P<fact>[^\n<>:*?\"|]{1,60}\.(?:xlsx?|docx?|pptx?|pdf|txt|csv|zip|jpg|rtf|mdb))"

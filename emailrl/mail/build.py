@@ -25,9 +25,18 @@ from emailrl import __version__
 from emailrl.base.disk import Lock, check_beside, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
-from emailrl.mail import connection
-from emailrl.mail.connection import connect, connect_for_loading, driver, noted, reading
-from emailrl.mail.schema import INDEXES, TABLES, TRIGGERS, parties_text
+from emailrl.mail import database
+from emailrl.mail.database import (
+    INDEXES,
+    TABLES,
+    TRIGGERS,
+    connect,
+    connect_for_loading,
+    driver,
+    noted,
+    parties_text,
+    reading,
+)
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
 from emailrl.settings import StoreSettings
@@ -172,8 +181,8 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     if not exists:
         return
     if not is_file:
-        raise UsageError(f"{db} is {'a folder' if db.is_dir() else 'not a regular file'}.", connection.OTHER_FILE)
-    connection.check_header(db)
+        raise UsageError(f"{db} is {'a folder' if db.is_dir() else 'not a regular file'}.", database.OTHER_FILE)
+    database.check_header(db)
     for journal in (f"{db.name}-wal", f"{db.name}-journal"):  # SQLite would apply them to the new file of that name
         if (beside := db.with_name(journal)).exists() and beside.stat().st_size:
             raise UsageError(
@@ -181,9 +190,9 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
                 f"Close that program or open the database once with sqlite3, so that {journal} disappears.",
             )
     if append:
-        connection.database_fingerprint(db)  # raises where it is not a database of ours
+        database.database_fingerprint(db)  # raises where it is not a database of ours
     elif overwrite:
-        connection.check_replaceable(db)
+        database.check_replaceable(db)
     else:
         raise _exists(db)
 
@@ -193,7 +202,7 @@ def _exists(db: Path) -> UsageError:
 
 
 def _unwritable(db: Path, why: str) -> UsageError:
-    return UsageError(f"The database {db} cannot be written: {why}.", connection.OTHER_FILE)
+    return UsageError(f"The database {db} cannot be written: {why}.", database.OTHER_FILE)
 
 
 @contextlib.contextmanager
@@ -201,12 +210,12 @@ def _naming(db: Path) -> Iterator[None]:
     """Name the database in SQLite's errors: the old one if it is damaged, otherwise the one to be written."""
     try:
         yield
-    except connection.SQLITE_ERRORS as error:
-        if connection.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
+    except database.SQLITE_ERRORS as error:
+        if database.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             with reading(db):
                 raise
         raise EmailRLError(
-            f"The database {db} cannot be written: {connection.reason(error)}.", "It is unchanged."
+            f"The database {db} cannot be written: {database.reason(error)}.", "It is unchanged."
         ) from error
 
 
@@ -324,11 +333,11 @@ class _Loader:
             sql.execute(f"CREATE TRIGGER {head} BEGIN {body} END")
         sql.executemany(_CONFIGURE, _DEFAULTS.items())
         values = {
-            "schema_version": str(connection.SCHEMA_VERSION),
+            "schema_version": str(database.SCHEMA_VERSION),
             "fingerprint": f"{self._fingerprint % (1 << 128):032x}",
             "emails": str(sql.execute("SELECT count(*) FROM emails").fetchone()[0]),
             "ids_follow_dates": "1",
-            "written_by": f"{connection.MARK}{__version__}",
+            "written_by": f"{database.MARK}{__version__}",
         }
         sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
         sql.execute("COMMIT")

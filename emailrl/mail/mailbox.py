@@ -22,8 +22,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from emailrl.base.errors import EmailRLError, ToolError
-from emailrl.mail.connection import connect, driver, is_cancelled, no_database, noted, reading
-from emailrl.mail.schema import SNIPPET_WORDS, party_word
+from emailrl.mail.database import SNIPPET_WORDS, connect, driver, is_cancelled, no_database, noted, party_word, reading
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from emailrl.agent.attack import KINDS, order_of, under_attack
-from emailrl.agent.task import Rubric
+from emailrl.agent.play import Collector, Stage, build_stage
+from emailrl.agent.task import Rubric, load_task
 from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
@@ -41,9 +42,6 @@ from emailrl.measure.journal import Conditions, Journal, differences, playing_co
 from emailrl.model.resolve import Adapter
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import PlayingSettings
-
-if TYPE_CHECKING:
-    from emailrl.agent.play import Collector
 
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
@@ -336,8 +334,6 @@ def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
 
 def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator[tuple[Subject, Collector], None, None]:
     """Yield each subject with its collector; a base model is loaded once for all its subjects."""
-    from emailrl.agent.play import Collector, Stage, build_stage
-    from emailrl.agent.task import load_task
     from emailrl.engines import open_policy
     from emailrl.engines.openai import OpenAIEngine
     from emailrl.rewards.scorer import build_scorer

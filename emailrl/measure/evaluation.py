@@ -198,7 +198,6 @@ def rubric_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean, or None if empty."""
     return math.fsum(values) / len(values) if values else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import emailrl
 from emailrl.base.disk import check_own, check_place, share_files
@@ -21,10 +21,6 @@ from emailrl.base.plain import first_line
 from emailrl.checkpoints import METADATA, Checkpoint, Confirmed, Metadata, confirmed_of, sha256_of, verify
 from emailrl.engines.vllm.arguments import LORA_RANKS
 from emailrl.model.resolve import PACKAGED, resolve_model
-
-if TYPE_CHECKING:
-    import torch
-
 
 CARD = Path(__file__).with_name("card.md.jinja")
 _SHOWN = {
@@ -216,7 +212,7 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
         for module in model.modules():
             if isinstance(module, BaseTunerLayer):
                 layer = module.get_base_layer()
-                dtype = cast("torch.dtype", layer.weight.dtype)
+                dtype: Any = layer.weight.dtype
                 layer.float()
                 module.merge(safe_merge=True)
                 layer.to(dtype)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from emailrl.agent.play import Collector
 from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import Lock, check_own, naming, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint
-from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.mail.database import HOW_DATABASES_CHANGE
 from emailrl.measure.evaluation import has_crashed
 from emailrl.model.resolve import read_chat_template
 from emailrl.questions.load import fingerprint
@@ -25,9 +26,6 @@ from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_t
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.scorer import uses_judge
 from emailrl.settings import PlayingSettings
-
-if TYPE_CHECKING:
-    from emailrl.agent.play import Collector
 
 
 def playing_conditions(
@@ -122,7 +120,6 @@ class Conditions:
         self._is_idle = False
 
     def close(self) -> None:
-        """Release the lock."""
         self._lock.close(remove=self._is_idle)
         if self._is_idle:
             with suppress(OSError):  # the folders are not empty
@@ -143,7 +140,6 @@ class Conditions:
 
 
 def nothing_to_resume(path: Path) -> UsageError:
-    """The error for a missing conditions file."""
     return UsageError(f"Nothing to resume: {path} is missing.", "To start it, drop --resume.", "nothing-to-resume")
 
 
@@ -230,7 +226,6 @@ class Journal:
             raise interrupt
 
     def append(self, trajectory: Trajectory) -> None:
-        """Save a trajectory that has ended."""
         self.trajectories[trajectory.id] = trajectory
         if self._conditions is None:
             return

@@ -30,7 +30,6 @@ def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_backward(grad: Tensor, states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Gradient of ``rms_norm`` by ``states``."""
     wide, scaled = _wide(states), _wide(grad) * _wide(weight)
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     normed = wide * inverse
@@ -38,7 +37,6 @@ def rms_norm_backward(grad: Tensor, states: Tensor, weight: Tensor, eps: float) 
 
 
 def add_rms_norm(states: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``states + update``, and its ``rms_norm``."""
     total = states + update
     return total, rms_norm(total, weight, eps)
 
@@ -55,7 +53,6 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Gradient of ``rotate`` by ``heads``."""
     first, second = (grad * sin[:, None]).chunk(2, dim=-1)
     return grad * cos[:, None] + torch.cat((second, -first), dim=-1)
 
@@ -66,7 +63,6 @@ def norm_rotate(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: fl
 
 
 def norm_rotate_backward(grad: Tensor, heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Gradient of ``norm_rotate`` by ``heads``."""
     return rms_norm_backward(rotate_backward(_wide(grad), _wide(cos), _wide(sin)), heads, weight, eps)
 
 
@@ -237,7 +233,6 @@ class LayerWeights:
         return heads[0], heads[1], heads[2]
 
     def rotate_backward(self, grad: Tensor, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """Gradient of queries or keys by what they were before norm and rotation."""
         if norm is None:
             return fused(rotate_backward, grad, *rope)
         return fused(norm_rotate_backward, grad, heads, norm.weight, *rope, norm.variance_epsilon)
@@ -302,7 +297,6 @@ class FusedLayer(torch.autograd.Function):
 def _fill(
     computed: _States, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
 ) -> None:
-    """Compute what is missing in ``computed``."""
     if computed.qkv is None:
         norm = weights.layer.input_layernorm
         normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)

@@ -68,7 +68,6 @@ def why_not_packed(attention: str, *, fully: bool) -> str | None:
 
 
 def wants_fused(training: TrainingSettings, *, packs: bool, on_gpu: bool) -> bool:
-    """Whether to use emailrl's own layers if possible."""
     return packs and training.fused_layers and on_gpu
 
 

@@ -57,10 +57,14 @@ def token_logprobs(
         else:
             hidden = backbone.run(packed)
     labels, tau = token_ids[rows, columns], temperature if temperature > 0 else 1.0
-    if backbone is None or entropy_grad or not _has_plain_head(model):
+    head, config = output_embeddings(model), causal_lm(model).config.get_text_config()
+    # Whether logits are the hidden states times a frozen matrix, and nothing else.
+    plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
+    bent = any(getattr(config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
+    if backbone is None or entropy_grad or bent or not plain:
         flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad)
     else:
-        flat, flat_entropy = FrozenHead.apply(hidden, output_embeddings(model).weight, labels, tau)
+        flat, flat_entropy = FrozenHead.apply(hidden, head.weight, labels, tau)
 
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(token_ids.shape).index_put((rows, columns), values)
@@ -93,14 +97,6 @@ def _projected(
     scored = [checkpoint(score, hidden[part], labels[part], use_reentrant=False) for part in parts]
     flat, flat_entropy = (torch.cat(each) for each in zip(*scored, strict=True))
     return flat, flat_entropy
-
-
-def _has_plain_head(model: Any) -> bool:
-    """Whether logits are the hidden states times a frozen matrix, and nothing else."""
-    head, config = output_embeddings(model), causal_lm(model).config.get_text_config()
-    bent = ("logit_scale", "logits_scaling", "final_logit_softcapping")
-    plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
-    return plain and not any(getattr(config, name, None) for name in bent)
 
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:

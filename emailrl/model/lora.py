@@ -38,7 +38,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def checksum(tensors: Iterable[Tensor]) -> str:
-    """Return the SHA-256 of the tensors' concatenated bytes."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -112,7 +112,6 @@ def varlen_backward(
 
 
 def uses_flash(query: Tensor) -> bool:
-    """Whether FlashAttention takes ``query``."""
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
 

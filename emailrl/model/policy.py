@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from emailrl.base.disk import share_files
@@ -66,7 +66,6 @@ class ValueHead(nn.Module):
                 raise EmailRLError(f"{path} does not fit this policy's critic: {first_line(error)}", hint) from None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Score each hidden state."""
         return hidden.to(self.weight.dtype) @ self.weight + self.bias
 
 
@@ -291,8 +290,14 @@ def _load_base(
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:
-            options = _four_bit(device) if wanted.load_in_4bit else {}
-            options |= {"config": config, "dtype": dtype, "attn_implementation": wanted.attn_implementation}
+            options = {"config": config, "dtype": dtype, "attn_implementation": wanted.attn_implementation}
+            if wanted.load_in_4bit:
+                if device.type != "cuda" or find_spec("bitsandbytes") is None:
+                    hint = "Run: pip install bitsandbytes, or unset it."
+                    raise EmailRLError("LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", hint)
+                nf4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+                four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
+                options |= {"quantization_config": four_bit, "device_map": {"": device}}
             model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         hint = remedy_for(wanted.name, path, "the model's files")
@@ -306,17 +311,6 @@ def _load_base(
     if wanted.chat_template is not None:
         tokenizer.chat_template = read_chat_template(wanted.chat_template)
     return (model.to(device) if move and not wanted.load_in_4bit else model), tokenizer
-
-
-def _four_bit(device: torch.device) -> dict[str, Any]:
-    if device.type != "cuda" or find_spec("bitsandbytes") is None:
-        hint = "Run: pip install bitsandbytes, or unset it."
-        raise EmailRLError("LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", hint)
-    from transformers import BitsAndBytesConfig
-
-    nf4: dict[str, Any] = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    four_bit = BitsAndBytesConfig(**nf4, bnb_4bit_compute_dtype=torch.bfloat16)
-    return {"quantization_config": four_bit, "device_map": {"": device}}
 
 
 def prepare_training(

@@ -89,7 +89,6 @@ class Adapter:
 
     @classmethod
     def of(cls, checkpoint: checkpoints.Checkpoint) -> Adapter:
-        """The adapter in a checkpoint."""
         return cls(checkpoint.path, checkpoint.metadata.base_model, checkpoint.metadata.run_id)
 
 

@@ -80,7 +80,6 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
         biases = self.biases * (self.queries + 2 * self.keys + self.hidden * (self.family == "llama"))
         norms = 2 * self.hidden + 2 * self.head_dim * self.head_norms
         return self.layers * (self.layer_matrix + biases + norms) + self.embeddings + self.hidden

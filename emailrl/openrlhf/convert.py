@@ -48,15 +48,13 @@ TAKES: Final[Mapping[str, tuple[int, float, str]]] = {
     "X": (1, 1, "one value"),
     "L H": (2, 2, "two values"),
     "X …": (1, math.inf, "one value or more"),
-}
-"""How many values a flag takes, at least and at most."""
+}  # How many values a flag takes, at least and at most
 FLAGS: Final = tuple(
     Flag(name, dotted, takes, group, tuple(settings.split()), default, note)
     for group, rows in ROWS.items()
     for written, dotted, settings, default, note in rows
     for name, _, takes in [written.partition(" ")]
-)
-"""All known flags, in the order of the page."""
+)  # All known flags, in the order of the page
 NAMES: Final[Mapping[str, Flag]] = {alias: flag for flag in FLAGS for alias in (flag.name, flag.dotted) if alias}
 
 _COMMAND = re.compile(r"openrlhf[./]cli[./]\w+(\.py)?$")
@@ -136,14 +134,12 @@ WHITENED: Final = ("gae", "reinforce", "reinforce_baseline")
 COUNTS: Final[tuple[str, ...]] = (
     *("actor_num_nodes", "actor_num_gpus_per_node", "vllm_tensor_parallel_size"),
     *("rollout_batch_size", "train_batch_size", "n_samples_per_prompt", "micro_train_batch_size"),
-)
-"""Numbers that others are divided by."""
+)  # Numbers that others are divided by
 JOINT: Final = {
     *("train_batch_size", "rollout_batch_size", "micro_train_batch_size", "async_queue_size"),
     *("advantage_estimator", "policy_loss_type", "use_kl_loss", "kl_estimator"),
     *("enable_vllm_is_correction", "use_icepop", "is_correction_type"),
-}
-"""Flags that are converted together with others."""
+}  # Flags that are converted together with others
 CONSTANTS: Final = {
     "bf16": "bf16",
     "flash_attn": "flash_attention_2",
@@ -160,8 +156,7 @@ NEEDED: Final = {
     "async_queue_size": "async_train",
     "use_icepop": "enable_vllm_is_correction",
     "is_correction_type": "enable_vllm_is_correction",
-}
-"""Flags without a setting of their own that another flag must accompany."""
+}  # Flags without a setting of their own that another flag must accompany
 DECISIVE: Final = ("algorithm", "beta", "dynamic_filtering", "importance_correction", "overlong_buffer")
 """Settings without which others have no effect."""
 

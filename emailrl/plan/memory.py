@@ -166,7 +166,6 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits and the cache is large enough."""
         holds = self.cache_tokens is None or self.cache_tokens >= self.cache_needs
         return holds and self.peak <= self.usable
 
@@ -214,11 +213,17 @@ def plan_memory(job: Job, tokens: Tokens, *, cards: int = 1) -> Memory:
         cap = min(cap, training.max_rows_per_micro_batch * tokens.per_trajectory)
     batch = max(min(cap, tokens.per_step), tokens.longest)
     keep = keep_of(shape, training.gradient_checkpointing, layout, batch, free - sum(beside.values()))
+    # What the update adds: what layers keep of a micro-batch, and the active layer or head.
+    head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
+    activations = batch * shape.layers * kept_bytes(shape, layout, keep, tokens.longest)
+    work = max(batch * work_bytes(shape, layout, keep, tokens.longest), head)
+    parts = {"activations": activations, "backward pass": work}
+    parts |= {} if on_gpu else {"heap": int(HEAP * activations)}
     return Memory(
         device_bytes=total,
         resident=resident,
         sampling=sampling,
-        training=beside | training_bytes(shape, layout, keep, batch, tokens),
+        training=beside | parts,
         layout=layout,
         keep=keep,
         micro_batch_tokens=batch,
@@ -237,15 +242,6 @@ def keep_of(shape: Shape, checkpointing: Checkpointing, layout: Layout, batch: i
         return Keep.INPUT if least else Keep.ALL
     numbers = {keep: batch * numbers_for(keep, layers=shape.layers, **shape.widths) for keep in Keep}
     return choose_keep(checkpointing, free, {keep: layout.itemsize * count for keep, count in numbers.items()})
-
-
-def training_bytes(shape: Shape, layout: Layout, keep: Keep, batch: int, tokens: Tokens) -> dict[str, int]:
-    """Bytes that the update adds: what layers keep of a micro-batch, and the active layer or head."""
-    work = batch * work_bytes(shape, layout, keep, tokens.longest)
-    head = head_bytes(shape, layout, round(batch * tokens.trainable_share))
-    activations = batch * shape.layers * kept_bytes(shape, layout, keep, tokens.longest)
-    heap = {} if layout.on_gpu else {"heap": int(HEAP * activations)}
-    return {"activations": activations, "backward pass": max(work, head)} | heap
 
 
 def most_at_once(job: Job) -> int:

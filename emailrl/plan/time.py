@@ -118,7 +118,6 @@ class Use:
 
     @property
     def run(self) -> float:
-        """The whole run, including evaluations."""
         return self.tokens.steps * self.step + self.evaluating
 
     @property
@@ -271,12 +270,8 @@ def sampling_seconds(job: Job, memory: Memory, engines: int, trajectories: int, 
     its ``members``; then decoding. The engine is in a trainer's process with its ``memory``, or a server. A token of
     all running trajectories takes the longest of launches, memory traffic and computation."""
     agent, vllm, shape, tokens = job.settings.agent, job.settings.vllm, job.shape, job.tokens()
-    most, room, each, itemsize = (
-        most_at_once(job),
-        memory.cache_tokens,
-        job.settings.engine_gpus,
-        memory.layout.itemsize,
-    )
+    most, each = most_at_once(job), job.settings.engine_gpus
+    room, itemsize = memory.cache_tokens, memory.layout.itemsize
     if job.cluster.gpus > 1 and job.settings.has_servers:  # one GPU's servers stand elsewhere, of unknown size
         each = server_gpus(job)
         free = server_share(vllm) * each * job.cluster.device.gib * GIB - job.weights() - VLLM_WORK

@@ -95,7 +95,6 @@ class Job:
 
     @property
     def window(self) -> int:
-        """Tokens of the context window."""
         return min(self.settings.model.max_model_len or self.shape.context, self.shape.context)
 
     @property

@@ -27,8 +27,7 @@ from emailrl.base.errors import ToolError, UsageError
 from emailrl.facts.mentions import Extractor, Mention
 from emailrl.facts.reading import name_of
 from emailrl.mail import open_mailbox
-from emailrl.mail.connection import opened
-from emailrl.mail.schema import emails, recipients
+from emailrl.mail.database import emails, opened, recipients
 
 _PREFIX = re.compile(r"^(?:\s*(?:re|fw|fwd|aw|wg|tr|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:\s*)+", re.IGNORECASE)
 _REPLY = re.compile(r"^\s*(?:re|aw|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:", re.IGNORECASE)

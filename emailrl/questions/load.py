@@ -27,9 +27,8 @@ from emailrl.base.disk import not_a_file, write_out
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import go_offline_if_unreachable
 from emailrl.mail.build import BuildReport, build_database
-from emailrl.mail.connection import opened
+from emailrl.mail.database import addresses, emails, opened, recipients
 from emailrl.mail.demo import demo_emails, demo_questions
-from emailrl.mail.schema import addresses, emails, recipients
 from emailrl.mail.sources.rows import describe
 from emailrl.questions.splits import SPLITS, check_disjoint, cut_val, mixed_order
 from emailrl.records.trajectory import Scenario, scenario_fields

@@ -105,7 +105,8 @@ def checked(kind: TypeAdapter[Value], name: str, path: Path, number: int, line: 
         case "value_error", _:
             wrong = f"{where}.{first['ctx']['error']}".removeprefix(".")
         case _, value:
-            found = {list: "a list", dict: "an object"}.get(type(value)) or cut(json.dumps(value), _SHOWN)
+            shown = {"list": "a list", "dict": "an object"}.get(type(value).__name__)
+            found = shown or cut(json.dumps(value), _SHOWN)
             wrong = f"{where} must be {first['msg'].removeprefix('Input should be ')}, not {found}".strip()
     raise EmailRLError(f"{path}, line {number}: not {name} ({wrong}).")
 

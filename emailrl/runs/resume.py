@@ -15,7 +15,7 @@ from emailrl.base.disk import LOCK
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import METADATA, SFT, WEIGHTS, Checkpoint, damage_of, list_checkpoints, read_checkpoint
-from emailrl.mail.connection import HOW_DATABASES_CHANGE
+from emailrl.mail.database import HOW_DATABASES_CHANGE
 from emailrl.model.resolve import find_adapter, same_base
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE, held, remove_records

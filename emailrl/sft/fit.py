@@ -27,8 +27,7 @@ WARMUP_RATIO = 0.05
 SHOWN_WEIGHT = 0.1
 """Loss weight of a context token relative to an assistant token, for a model trained from scratch: tool results repeat
 earlier ones, so it learns to copy from them."""
-RATES = {"lora": 2e-4, "full": 5e-5, "from_scratch": 2e-3}
-"""Default peak learning rates."""
+RATES = {"lora": 2e-4, "full": 5e-5, "from_scratch": 2e-3}  # Default peak learning rates
 
 
 class Fitter:

@@ -67,7 +67,18 @@ class Ahead:
             self._batches.pop(done).engine.close()
         self.settle()
         while self._begun < min(step + self.staleness, self.last_step):
-            self._begin(self._begun + 1)
+            self.settle()
+            with self._clock.phase("handover"):
+                batch = Batch(self._begun + 1, self.hand_over(max(0, self._begun - self.staleness)))
+            earlier, questions = [each for _, each in sorted(self._batches.items())], None
+            if not self.rollouts.choose_by_outcome:  # known before earlier steps end: the cursor moves past them now
+                questions, same = self.rollouts.questions(self._place), self.rollouts.questions(self._place)
+                same.take(self.rollouts.per_step)
+                self._place.cursor = same.cursor
+            self._batches[batch.step], self._begun = batch, batch.step
+            given, name = (batch, earlier, questions), f"step-{batch.step}"
+            batch.thread = Thread(target=self._run, args=given, name=name, daemon=True)
+            batch.thread.start()
         batch = self._batches[step]
         with self._clock.phase("trainer_wait"):
             while not wait([batch.result], timeout=LOOK_AGAIN).done:
@@ -98,20 +109,6 @@ class Ahead:
                 batch.loaded.result()
         with self._clock.phase("handover"):
             self.engine.settle()
-
-    def _begin(self, step: int) -> None:
-        self.settle()
-        with self._clock.phase("handover"):
-            batch = Batch(step, self.hand_over(max(0, step - 1 - self.staleness)))
-        earlier = [each for _, each in sorted(self._batches.items())]
-        questions = None
-        if not self.rollouts.choose_by_outcome:  # known before earlier steps end: the cursor moves past them at once
-            questions, same = self.rollouts.questions(self._place), self.rollouts.questions(self._place)
-            same.take(self.rollouts.per_step)
-            self._place.cursor = same.cursor
-        self._batches[step], self._begun = batch, step
-        batch.thread = Thread(target=self._run, args=(batch, earlier, questions), name=f"step-{step}", daemon=True)
-        batch.thread.start()
 
     def _run(self, batch: Batch, earlier: Sequence[Batch], questions: StepQuestions | None) -> None:
         try:

@@ -409,11 +409,8 @@ class _Trajectories:
     def scatter(self, trajectories: Tensor) -> list[Tensor]:
         """The inverse of ``gather``, on the micro-batches' device; 0 outside the loss mask."""
         parts = [trajectories.new_zeros(mask.shape) for mask in self._masks]
-        for values, pieces in zip(trajectories, self._pieces.values(), strict=True):
-            start = 0
-            for n, row in pieces:
-                mask = self._masks[n][row]
-                end = start + int(mask.sum())
-                parts[n][row, mask] = values[start:end]
-                start = end
+        places = [place for pieces in self._pieces.values() for place in pieces]
+        lengths = [int(self._masks[n][row].sum()) for n, row in places]
+        for (n, row), values in zip(places, trajectories[self.mask].split(lengths), strict=True):
+            parts[n][row, self._masks[n][row]] = values
         return [part.to(self._device) for part in parts]

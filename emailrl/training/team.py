@@ -21,7 +21,7 @@ from emailrl.base.process import handled_by
 from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
-from emailrl.mail.connection import no_database
+from emailrl.mail.database import no_database
 from emailrl.model.policy import Policy, load_policy
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
@@ -188,7 +188,8 @@ class Team:
             if not self.ranks.is_first:
                 folder = self.folder.enter_context(TemporaryDirectory(prefix="emailrl-adapter-"))
                 own = write_adapter(files, Path(folder))
-            self._awake().load_adapter(own, version)
+            self.engine.resume()
+            self.engine.load_adapter(own, version)
 
         self.ranks.agree(work)
         before.close()
@@ -200,7 +201,8 @@ class Team:
 
         def played(activity: Activity) -> Sequence[Trajectory]:
             activity.note("waking the engine")
-            return self.stages[role].on(self._awake(), activity)(given, sampling, seed, progress)
+            self.engine.resume()
+            return self.stages[role].on(self.engine, activity)(given, sampling, seed, progress)
 
         with self.interrupts.droppable():
             ended = self.ranks.apart(played)
@@ -209,10 +211,6 @@ class Team:
     def sleep(self) -> None:
         """Release the engine's memory."""
         self.ranks.agree(self.engine.release)
-
-    def _awake(self) -> PolicyEngine:
-        self.engine.resume()
-        return self.engine
 
 
 def follow(training: TrainingSettings, device: str) -> None:

@@ -100,17 +100,13 @@ def test_no_call_shows_a_word_of_a_hidden_mail(
         told = result.tool_result or ""
         if result.stop_reason not in (None, StopReason.ANSWERED):
             assert list(json.loads(told)) == ["error"]
-            told = told if not asks_for(message) else ""  # an error may repeat what the call itself said
+            calls: Any = message.tool_calls
+            named = bool(calls) and re.search(r"(?:id|subj|body|file)\d+x", repr(calls[0].arguments))
+            told = "" if named else told  # an error may repeat what the call itself said
         shown = set(re.findall(r"(?:id|subj|body|file)(\d+)x", told))
         assert shown <= visible
         assert environment.rubric.ever_found_right_email <= ("1" in visible)
         assert environment.rubric.ever_read_right_email <= ("1" in visible)
-
-
-def asks_for(message: Message) -> bool:
-    """Whether a call's own arguments name a mail."""
-    calls: Any = message.tool_calls
-    return bool(calls) and bool(re.search(r"(?:id|subj|body|file)\d+x", repr(calls[0].arguments)))
 
 
 def test_the_words_of_visible_mails_are_shown(mails: tuple[Path, list[RawEmail]]) -> None:

@@ -20,13 +20,7 @@ def make_model() -> Callable[..., Qwen3ForCausalLM]:
     def make(**changes: object) -> Qwen3ForCausalLM:
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            sizes = {
-                "vocab_size": 40,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "head_dim": 8,
-            }
+            sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
             heads = {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
             others = {"initializer_range": 0.3, "eos_token_id": STOP, "bos_token_id": None, "pad_token_id": 0}
             config = Qwen3Config(**sizes | heads | others | changes)

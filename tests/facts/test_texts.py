@@ -9,10 +9,9 @@ from facts.tables import CASES
 
 from emailrl.facts import mentions
 from emailrl.facts.dates import Date, Time
-from emailrl.facts.literals import Literal
 from emailrl.facts.mentions import Extractor
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import MASK, Fact, agree, contradict, read, same_kind
+from emailrl.facts.reading import MASK, Fact, Literal, agree, contradict, read, same_kind
 from emailrl.facts.words import (
     CARDINALS,
     MONTHS,

@@ -9,7 +9,6 @@ import pytest
 from facts.tables import CASES
 
 from emailrl.facts.dates import DATE, TIME, Date, read_dates, read_time
-from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import (
     KINDS,
     NUMBER,
@@ -21,7 +20,7 @@ from emailrl.facts.quantities import (
     rate_of,
     read_quantity,
 )
-from emailrl.facts.reading import find_names, name_of, read, same_token, word_before
+from emailrl.facts.reading import Literal, find_names, name_of, read, same_token, word_before
 
 
 @pytest.mark.parametrize(("text", "dates"), CASES["test_dates"])

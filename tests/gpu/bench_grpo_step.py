@@ -151,7 +151,8 @@ def put_on(clocks: Clocks, given: Given, kind: str, rows: list[Row]) -> None:
         seconds, own = clocks.cut()
         row = {"step": run.state.step, "seconds": seconds, "own": own}
         row |= by_phase(own) | batch_of(groups, metrics or {})
-        rows.append(row | sampled_a_second(row))
+        rates = {"trajectories_per_second": "trajectories", "tokens_per_second": "sampled_tokens"}
+        rows.append(row | {name: row[of] / row["sampling"] for name, of in rates.items()})
         print(f"step {run.state.step}: {seconds:.1f} s", file=sys.stderr, flush=True)
         groups.clear()
         if run.state.step == given.steps or time.monotonic() - begun > given.limit:
@@ -233,11 +234,6 @@ def batch_of(groups: Sequence[Any], metrics: Row) -> Row:
         "trained_tokens": metrics["trainable_tokens"],
         "halved": metrics["micro_batches_halved"],
     }
-
-
-def sampled_a_second(row: Row) -> Row:
-    names = {"trajectories_per_second": "trajectories", "tokens_per_second": "sampled_tokens"}
-    return {name: row[of] / row["sampling"] for name, of in names.items()}
 
 
 def add_mean(rows: list[Row]) -> None:

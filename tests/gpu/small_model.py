@@ -92,15 +92,6 @@ NOTED = (".json", ".jsonl", ".csv", ".log", ".toml", ".md")
 LEFT = {"training", "policy", "in_flight.jsonl", "warm.jsonl", "tokenizer.json"}
 
 
-def settings_text(base: Path, data: Path, seed: str, changes: Sequence[str] = ()) -> str:
-    """An ``emailrl.toml``; each of ``changes`` is a line NAME=VALUE that replaces that of the same name."""
-    lines = SETTINGS.format(base=base.absolute(), data=data.absolute(), seed=seed).splitlines()
-    for change in changes:
-        name, _, value = (part.strip() for part in change.partition("="))
-        lines = [*(one for one in lines if one.split(" = ")[0] != name), f"{name} = {value}"]
-    return "\n".join(lines) + "\n"
-
-
 def run(options: argparse.Namespace) -> None:
     # A shell ignores it in its background jobs, and so would the commands here, which end by it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,8 +116,11 @@ def run(options: argparse.Namespace) -> None:
 
 def make_folder(folder: Path, options: argparse.Namespace, seed: str, changes: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    every = [*options.set, *filter(None, changes.split(","))]
-    (folder / "emailrl.toml").write_text(settings_text(options.base, options.data, seed, every))
+    lines = SETTINGS.format(base=options.base.absolute(), data=options.data.absolute(), seed=seed).splitlines()
+    for change in [*options.set, *filter(None, changes.split(","))]:  # NAME=VALUE replaces the line of that name
+        name, _, value = (part.strip() for part in change.partition("="))
+        lines = [*(one for one in lines if one.split(" = ")[0] != name), f"{name} = {value}"]
+    (folder / "emailrl.toml").write_text("\n".join(lines) + "\n")
     return folder
 
 

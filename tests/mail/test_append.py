@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import build, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.connection import driver
+from emailrl.mail.database import driver
 from emailrl.mail.sources import RawEmail
 
 Make = Callable[..., RawEmail]

@@ -17,7 +17,7 @@ from mail.mails import only
 from emailrl.base.errors import ToolError
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.connection import connect, driver
+from emailrl.mail.database import connect, driver
 from emailrl.mail.mailbox import Order
 from emailrl.mail.sources import RawEmail
 

@@ -11,7 +11,7 @@ import pytest
 from mail.mails import found, rows
 
 from emailrl.mail.build import build_database
-from emailrl.mail.schema import SNIPPET_WORDS
+from emailrl.mail.database import SNIPPET_WORDS
 from emailrl.mail.sources import RawEmail
 from emailrl.settings import StoreSettings
 

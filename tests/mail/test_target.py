@@ -14,7 +14,7 @@ from mail.mails import found, only, rows, stored_emails
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.connection import connect, last_day
+from emailrl.mail.database import connect, last_day
 from emailrl.mail.sources import RawEmail
 from emailrl.questions.load import missing_ids
 from emailrl.questions.template import generate

@@ -12,8 +12,9 @@ import pytest
 from plan.planned import CPU, plan_for
 from typer.testing import CliRunner
 
+from emailrl import plan as advice
 from emailrl.cli.app import app
-from emailrl.plan import advice, duration
+from emailrl.plan import duration
 
 
 @pytest.fixture

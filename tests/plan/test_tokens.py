@@ -80,14 +80,11 @@ def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: p
         assert other["notes"][0] == ("the run used nano, not Qwen/Qwen3-0.6B: its token counts apply, its times do not")
 
 
-def write_questions(file: Path) -> None:
-    """Ten questions for training on one mailbox, four for validation on another."""
-    inboxes = [("ann@corvane.test", "train")] * 10 + [("bob@corvane.test", "val")] * 4
-    write_scenarios(file, [scenario(number, *inbox) for number, inbox in enumerate(inboxes)])
-
-
 def test_questions_are_counted_in_the_file_next_to_the_database(tmp_path: Path) -> None:
-    write_questions(tmp_path / "mail_questions.jsonl")
+    inboxes = [("ann@corvane.test", "train")] * 10 + [("bob@corvane.test", "val")] * 4
+    write_scenarios(
+        tmp_path / "mail_questions.jsonl", [scenario(number, *inbox) for number, inbox in enumerate(inboxes)]
+    )
     values = {"db": tmp_path / "mail.db", "mode": "rollout", "per_device_train_batch_size": 4}
     made = plan_for(**values, num_train_epochs=2, max_steps=100)
     tokens = made.tokens

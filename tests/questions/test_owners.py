@@ -12,7 +12,7 @@ from hang import must_end
 
 from emailrl.base.errors import UsageError
 from emailrl.mail.build import build_database
-from emailrl.mail.connection import opened
+from emailrl.mail.database import opened
 from emailrl.mail.sources import RawEmail
 from emailrl.questions.inbox import MailReader, choose_inboxes, find_inbox, largest_owners
 from emailrl.settings import StoreSettings

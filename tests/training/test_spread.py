@@ -14,10 +14,6 @@ def sample(trajectory: str, group: str, ids: list[int]) -> TrainingSample:
     return TrainingSample(trajectory, group, ids, [0] * (len(ids) - 1) + [1], [None] * len(ids))
 
 
-def lengths_of(samples: list[TrainingSample], parts: list[list[int]]) -> list[int]:
-    return [sum(len(samples[i].token_ids) for i in part) for part in parts]
-
-
 def of_lengths(*lengths: int) -> list[TrainingSample]:
     return [sample(f"t{n}", f"g{n}", [n] * length) for n, length in enumerate(lengths)]
 
@@ -77,5 +73,5 @@ def test_thousands_are_dealt_to_a_hundred_ranks_within_seconds(prefix: int) -> N
     begun = time.process_time()
     parts = deal(samples, range(4800), 100, share_prefixes=True)
     assert time.process_time() - begun < 4
-    loads = lengths_of(samples, parts)
+    loads = [sum(len(samples[i].token_ids) for i in part) for part in parts]
     assert sorted(i for part in parts for i in part) == list(range(4800)) and max(loads) < 1.1 * min(loads)

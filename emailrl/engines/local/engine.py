@@ -192,6 +192,5 @@ class TransformersEngine:
 
 
 def generation_stop_ids(model: nn.Module) -> frozenset[int]:
-    """The stop ids of the model's generation config."""
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return frozenset([ids] if isinstance(ids, int) else ids or ())

@@ -140,7 +140,6 @@ def sampling_weights(model: nn.Module) -> Weights:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device of a model's inputs."""
     return next(model.parameters()).device
 
 
@@ -181,7 +180,6 @@ class Conversation:
         self.uniforms = islice(uniforms(self.request.seed), drawn, None)
 
     def completion(self, finish_reason: str) -> Completion:
-        """What was sampled."""
         known, seconds = len(self.request.prompt_ids), time.perf_counter() - self.started
         sampled = self.tokens[known:]
         return Completion(self.request.trajectory_id, sampled, self.logprobs, finish_reason, seconds, known)
@@ -291,7 +289,6 @@ class Passes:
             each.source = None  # it may end before the next read
 
     def read_shortest(self, unread: Sequence[Conversation]) -> None:
-        """One pass over the shortest unread prompts."""
         rows, total = list[Conversation](), 0
         for row in sorted(unread, key=lambda row: row.unread):
             total += row.unread

@@ -18,7 +18,6 @@ import httpx
 
 from emailrl.base.credentials import check_key, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.checkpoints import read_adapter_config
 from emailrl.engines.budget import GIB
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.alone import Place
@@ -143,11 +142,6 @@ def lora_rank_limit(rank: int) -> int:
     if rank > LORA_RANKS[-1]:
         raise UsageError(f"vLLM supports adapters up to rank {LORA_RANKS[-1]}, not {rank}.", "Lower LORA_RANK.")
     return next(limit for limit in LORA_RANKS if rank <= limit)
-
-
-def adapter_rank(path: Path) -> int:
-    """The rank of an adapter whose files have been checked."""
-    return int(read_adapter_config(path)["r"])
 
 
 def is_filtered(agent: AgentSettings) -> bool:

@@ -19,8 +19,9 @@ import torch
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import bounded
+from emailrl.checkpoints import read_adapter_config
 from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, report
-from emailrl.engines.vllm.arguments import Trainer, adapter_rank, capture_sizes, engine_arguments, sleeps
+from emailrl.engines.vllm.arguments import Trainer, capture_sizes, engine_arguments, sleeps
 from emailrl.engines.vllm.probe import Probe
 from emailrl.model.policy import Policy, card_bytes
 from emailrl.settings import PolicySettings
@@ -145,7 +146,7 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        rank = max(self._lora_rank, adapter_rank(self._path) if self._path else 0)
+        rank = max(self._lora_rank, read_adapter_config(self._path)["r"] if self._path else 0)
         arguments = engine_arguments(
             self._settings,
             model=self._model,
@@ -184,7 +185,7 @@ class VllmEngine:
             self._engine.remove_lora(self._lora.lora_int_id)
             self._lora = None
         if self._path is not None:
-            rank, room = adapter_rank(self._path), self._engine.vllm_config.lora_config.max_lora_rank
+            rank, room = read_adapter_config(self._path)["r"], self._engine.vllm_config.lora_config.max_lora_rank
             if rank > room:
                 what = f"vLLM was started for adapters up to rank {room}, but {self._path} has rank {rank}."
                 raise UsageError(what, f"Set LORA_RANK={rank}.")
@@ -223,5 +224,4 @@ class VllmEngine:
 
 
 def logprobs_of(sampled: Any) -> list[float]:
-    """The log-probabilities of the sampled tokens."""
     return [entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)]

@@ -78,7 +78,6 @@ class VllmServers:
 
     @property
     def alive(self) -> list[Replica]:
-        """The replicas in use."""
         return [replica for replica in self.replicas if replica.alive]
 
     # -- versions
@@ -231,7 +230,6 @@ class VllmServers:
             report(f"{replica} is excluded: {why.rstrip('.')}. {len(self.alive)} of {len(self.replicas)} remain.")
 
     def run(self, act: Act[T]) -> T:
-        """Run ``act(client)`` in its own event loop."""
         return _with_client(self._key, self.timeout, act)
 
 
@@ -259,13 +257,10 @@ class PinnedVersion:
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if no replica is left, CancelledError after ``cancel``."""
         self._mending = asyncio.Lock()  # it belongs to one event loop, and so to one call
-
-        limit, ended = (
-            self._servers.conversations,
-            Ended(advance, self.version.label, self.version.expected.adapter_sha256),
-        )
+        ended = Ended(advance, self.version.label, self.version.expected.adapter_sha256)
+        most = self._servers.conversations
         return self._until_cancelled(
-            lambda client: converse(requests, partial(self._complete, client), ended, limit=limit)
+            lambda client: converse(requests, partial(self._complete, client), ended, limit=most)
         )
 
     def _until_cancelled(self, act: Act[T]) -> T:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.workers import in_order, worker_processes
-from emailrl.mail.schema import clean_text
+from emailrl.mail.database import clean_text
 from emailrl.mail.sources import archive, reading, rows
 from emailrl.mail.sources.message import begins_mail, parse_message
 from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of

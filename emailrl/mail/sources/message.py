@@ -15,7 +15,7 @@ from email.message import Message
 from email.utils import unquote
 from itertools import takewhile
 
-from emailrl.mail.schema import clean_text
+from emailrl.mail.database import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
 from emailrl.mail.sources.headers import MAX_ADDRESS_CHARS, addresses_of, header_text, parse_date
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import go_offline_if_unreachable
-from emailrl.mail.schema import clean_text
+from emailrl.mail.database import clean_text
 from emailrl.mail.sources.headers import parse_date
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 

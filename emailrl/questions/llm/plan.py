@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import is_this_machine
-from emailrl.mail.connection import opened
+from emailrl.mail.database import opened
 from emailrl.questions.inbox import Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings

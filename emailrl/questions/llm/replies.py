@@ -28,12 +28,10 @@ from emailrl.base.cache import ReplyCache
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Failed, sendable, tell
-from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import agree, read
+from emailrl.facts.reading import Literal, agree, read
 from emailrl.facts.words import STOPWORDS, clean
-from emailrl.mail.connection import opened
-from emailrl.mail.schema import emails
+from emailrl.mail.database import emails, opened
 from emailrl.questions.inbox import MAX_DAYS_LATER, Mail, spell_day
 from emailrl.questions.llm.plan import SYSTEM_PROMPT, TOKENS_A_REPLY, Batch, QuestionPlan, cost_of
 from emailrl.questions.splits import in_order

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from emailrl.base.errors import EmailRLError
-from emailrl.mail.connection import opened
+from emailrl.mail.database import opened
 from emailrl.questions.inbox import Inbox, Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import MANY, in_order, split_of_mail
 from emailrl.questions.template.usual import KINDS, Kind

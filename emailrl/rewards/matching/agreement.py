@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from emailrl.facts.dates import Date, Time
-from emailrl.facts.literals import EMAIL, Literal
 from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Fact, Name, Reading, Unit, agree, name_of, read, same_token
+from emailrl.facts.reading import EMAIL, Fact, Literal, Name, Reading, Unit, agree, name_of, read, same_token
 from emailrl.facts.words import OPPOSITES, STOPWORDS, TITLES, clean, has_word, is_i_dont_know, says_something
 from emailrl.rewards.matching.language import COURTESY, DENIAL, FRAME, NO_DENIAL, REFUSAL
 from emailrl.rewards.matching.question import SHORT, WHOLE, Case, clauses, is_whole, read_reference

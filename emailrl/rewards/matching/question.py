@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from emailrl.facts.dates import ZONE, Date, Time
-from emailrl.facts.literals import Literal
 from emailrl.facts.quantities import UNITS, Quantity
-from emailrl.facts.reading import Fact, Name, Reading, Unit, agree, find_names, read
+from emailrl.facts.reading import Fact, Literal, Name, Reading, Unit, agree, find_names, read
 from emailrl.facts.words import has_word, stem
 from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL, SUPERSEDED
 

@@ -21,8 +21,7 @@ import emailrl
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail import database_fingerprint
 from emailrl.mail.build import build_database
-from emailrl.mail.connection import connect, opened
-from emailrl.mail.schema import emails, metadata
+from emailrl.mail.database import connect, emails, metadata, opened
 from emailrl.mail.sources import RawEmail
 
 Make = Callable[..., RawEmail]
@@ -40,7 +39,7 @@ thread.join()
 ENDLESS_QUERY = """
 import asyncio, sys
 from pathlib import Path
-from emailrl.mail.connection import opened
+from emailrl.mail.database import opened
 def query():
     with opened(Path(sys.argv[1])) as connection:
         print("running", flush=True)
