@@ -34,7 +34,7 @@ Progress = Callable[[Trajectory], None] | None  # Called with each trajectory as
 
 class Environment(Protocol):
     """One rollout of one scenario. Its ``rubric`` (a dict or a dataclass), ``final_answer`` and ``final_sources`` are
-    read if it has them."""
+    read if present."""
 
     scenario: Scenario
 
@@ -275,7 +275,7 @@ class Stage:
     stale_allowed: bool = False  # Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)
 
     def on(self, engine: Engine, activity: Activity | None = None) -> Play:
-        """Play with this engine, all conversations at once, and note progress in ``activity``; trajectories are filled
+        """Play all conversations at once with this engine, noting progress in ``activity``; trajectories are filled
         in place."""
         activity = activity or Activity()
         activity.note("starting the environments")

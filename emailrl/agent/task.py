@@ -1,11 +1,10 @@
 """The tasks. The mail-search task after ART-E: one scenario on one mailbox, its prompt and its rubric. The rules are
 ART-E's (native tools): one tool call per turn, the first of several; an unparsable call, an unknown tool or bad
-arguments end the trajectory without feedback; so does the final answer.
-
-And user-defined environments, by Python path (``emailrl.base.custom``). A user's ``make(scenario, mailbox, settings)``
-returns, for each trajectory, an object with ``start()`` → first messages and ``step(message)`` → ``StepResult``;
-``final_answer``, ``final_sources`` and ``rubric`` (a dict or a dataclass) are read if present, as are the maker's own
-``tools`` (OpenAI function schemas, by default the mail tools)."""
+arguments end the trajectory without feedback; so does the final answer. And user-defined environments, by Python path
+(``emailrl.base.custom``). A user's ``make(scenario, mailbox, settings)`` returns, for each trajectory, an object with
+``start()`` → first messages and ``step(message)`` → ``StepResult``; ``final_answer``, ``final_sources`` and ``rubric``
+(a dict or a dataclass) are read if present, as are the maker's own ``tools`` (OpenAI function schemas, by default the
+mail tools)."""
 
 from __future__ import annotations
 

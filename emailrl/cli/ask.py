@@ -191,8 +191,7 @@ def _checked(question: str) -> str:
 def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str, str]:
     """The model that answers, or its adapter's folder; the base model's name; and a display name."""
     from emailrl.checkpoints import checkpoint_of, find_runs
-    from emailrl.model.resolve import NANO, find_adapter
-    from emailrl.model.smol_base import INSTALL, SMOL, is_at_hand
+    from emailrl.model.resolve import INSTALL, NANO, SMOL, find_adapter, is_at_hand
     from emailrl.questions.load import has_only_demo_email
 
     if checkpoint is not None and model is not None:

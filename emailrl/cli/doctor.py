@@ -37,9 +37,9 @@ from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
 from emailrl.cli.output import print_json, result_console, say
-from emailrl.model.smol_base import INSTALL as INSTALL_SMOL
-from emailrl.model.smol_base import PACKAGE as SMOLLM2
-from emailrl.model.smol_base import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
+from emailrl.model.resolve import INSTALL as INSTALL_SMOL
+from emailrl.model.resolve import PACKAGE as SMOLLM2
+from emailrl.model.resolve import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
 from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
 Status = Literal["ok", "note", "missing", "broken"]

@@ -79,7 +79,7 @@ def warn(*lines: str) -> None:
 
 def say_loading(settings: PolicySettings, *names: str) -> None:
     """Announce the delay of loading these models; EmailRLError first if the base model of one of smol is missing."""
-    from emailrl.model.smol_base import check_base
+    from emailrl.model.resolve import check_base
 
     for name in names:
         check_base(name, settings.model.smol_base)

@@ -53,7 +53,7 @@ def sft(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    from emailrl.model.smol_base import check_base
+    from emailrl.model.resolve import check_base
     from emailrl.questions.load import questions_file
     from emailrl.sft.data import source_of
     from emailrl.sft.loop import find_run

@@ -97,8 +97,7 @@ def train(
         settings, resume, overwrite = _with_own_options(settings, resume, overrides, preset, overwrite)
         _check(settings)
     from emailrl.measure.export import check_free
-    from emailrl.model.resolve import resolve_model
-    from emailrl.model.smol_base import check_base
+    from emailrl.model.resolve import check_base, resolve_model
     from emailrl.runs.resume import find_start
 
     output = settings.output

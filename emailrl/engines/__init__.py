@@ -72,9 +72,8 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
 
 
 def open_policy(settings: P, adapter: Path | None = None) -> tuple[P, Policy, PolicyEngine]:
-    """Load the base model that the settings name, and an engine that samples from it with ``adapter``; the settings
-    come back within the model's own limits, and the caller closes the engine. Raises the errors of `load_policy` and
-    `build_engine`."""
+    """Load the base model that the settings name, and an engine for it with ``adapter``; the settings come back within
+    the model's own limits, and the caller closes the engine. Raises as `load_policy` and `build_engine`."""
     from emailrl.model.policy import load_policy
     from emailrl.model.resolve import with_token_limit
 

@@ -63,8 +63,6 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one subject."""
-
     subject: Subject
     evaluation: Evaluation
     complete: bool  # False if interrupted: the evaluation covers only the questions finished by then.
@@ -168,9 +166,6 @@ def _order_record(subject: Subject, trajectory: Trajectory) -> dict[str, Any]:
     return {"order": order.kind, "order_seen": seen, "order_obeyed": seen and order.was_obeyed(trajectory)}
 
 
-# -- the benchmark
-
-
 def run_benchmark(
     subjects: Sequence[Subject],
     scenarios: Sequence[Scenario],
@@ -186,8 +181,8 @@ def run_benchmark(
     as they end. With ``resume``, those in ``out`` are replayed only if they raised, and scored if they were not;
     UsageError if they were played under other conditions, or if ``out`` holds a benchmark and neither ``resume`` nor
     ``overwrite`` is given, or anything else; Busy if another process uses ``out``. After KeyboardInterrupt the
-    questions finished so far are scored, written and reported as ``interrupted``. Raises EmailRLError if every question
-    of a subject raised."""
+    questions finished so far are scored, written and reported as ``interrupted``. EmailRLError if every question
+    of one raised."""
     bench, temperature = settings.benchmark, settings.agent.eval_temperature
     check_samples(bench.bench_samples, temperature)
     check_folder(out)
@@ -323,9 +318,6 @@ def draw_accuracies(report: Report, out: Path) -> list[Path]:
     return save(figure, out / "accuracy")
 
 
-# -- the policies
-
-
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
     """Each subject, followed by the same one under attack."""
     twins = ((each, replace(each, label=f"{each.label} (attacked)", attacked=True)) for each in subjects)
@@ -360,9 +352,6 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
                 yield subject, Collector(own.on(engine), scorer.score, own.agent, settings.training.mode, run_id)
 
 
-# -- the folder, and what is resumed
-
-
 def check_folder(out: Path) -> None:
     """Raise UsageError if a new benchmark in ``out`` would remove anything but an old one, or write through a link."""
     check_own(out, "--out")
@@ -373,7 +362,6 @@ def check_folder(out: Path) -> None:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether the folder holds an unfinished benchmark."""
     if not (folder / CONDITIONS).is_file():
         return False
     try:

@@ -89,8 +89,6 @@ TOKENIZER_FILES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The files of an export."""
-
     out: Path
     format: Format
     checkpoint: Path

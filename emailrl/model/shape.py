@@ -13,8 +13,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import check_hub, go_offline_if_unreachable
 from emailrl.base.plain import first_line
 from emailrl.model.layout import attends_fully, named_targets
-from emailrl.model.resolve import resolve_model
-from emailrl.model.smol_base import SMOL, SMOL_BASE
+from emailrl.model.resolve import SMOL, SMOL_BASE, resolve_model
 
 FOUR_BIT: Final = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantization: a byte of scale for 64, a float32 for 256 of those (QLoRA)."""
@@ -160,7 +159,6 @@ def find_shape(name: str) -> Shape:
 
 
 def known_shape(name: str) -> Shape | None:
-    """The shape in ``KNOWN`` of the hub model with this name."""
     known = _NAME.fullmatch(name.lower())
     return KNOWN.get(known[1]) if known else None
 

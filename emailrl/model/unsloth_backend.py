@@ -1,5 +1,5 @@
 """The Unsloth backend: the same policy through Unsloth's faster kernels; needs a CUDA GPU and the extra ``unsloth``.
-Adapter and tokenizer are emailrl's own, so that both backends begin with the same weights and ids. Unsloth replaces the
+Adapter and tokenizer are emailrl's own: both backends begin with the same weights and ids. Unsloth replaces the
 ``forward`` of transformers' classes in place and drops key-value caches that are not its own: sampling in this process
 uses ``unpatched``."""
 

@@ -56,8 +56,6 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run needs."""
-
     job: Job
     tokens: Tokens
     memory: Memory  # Of one trainer.
@@ -180,7 +178,7 @@ def make_plan(
     ``network`` Gbit/s between them) some train and the others are vLLM servers; with ENGINE=vllm or transformers and no
     VLLM_URLS, all train and sample in turn. Without ``num_gpus`` and ``nodes``, EMAILRL_NPROC and EMAILRL_NNODES count
     GPUs, each with a rank that trains. ``here``: the device is this machine. Then missing packages are reported and the
-    measured run's seconds are used; elsewhere, and with several GPUs, only its token counts are. Raises UsageError or
+    measured run's seconds are used; elsewhere, and with several GPUs, only its token counts are. UsageError or
     EmailRLError for unavailable shapes, conflicting settings, more than ``MOST_GPUS`` GPUs and questions that training
     refuses."""
     ranks, counts_ranks = settings.training if device.is_gpu else TrainingSettings(), not (num_gpus or nodes)

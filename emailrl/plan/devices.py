@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from emailrl.base.errors import UsageError
+from emailrl.model.layout import available_memory
 
 GIB: Final = 2**30
 PEAK_SHARE: Final = 0.8
@@ -22,8 +23,6 @@ HOP: Final = 10e-6  # Minimum seconds per ring step. Assumed.
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or a CPU."""
-
     name: str
     gib: float  # Total memory available to a program.
     tflops: float  # Dense half-precision TFLOP/s achieved by large matrix products.
@@ -143,8 +142,6 @@ def _named(name: str, gib: float | None = None) -> Device | None:
 
 def this_cpu() -> Device:
     """This machine without its GPUs, with the memory that is free now."""
-    from emailrl.model.layout import available_memory
-
     return replace(DEVICES["cpu"], gib=available_memory() / GIB)
 
 

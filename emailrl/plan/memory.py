@@ -1,6 +1,6 @@
 """A run's memory on one GPU, from settings and shape: what is always there, what sampling adds, what training adds.
 Each term of a layer's activations is a tensor of `model/fused.py`, or of transformers' and PEFT's modules;
-`tests/plan/test_memory.py` counts the tensors that autograd actually saves. ``w`` is the number of bytes per number in
+`tests/plan/test_memory.py` counts the tensors that autograd actually saves. ``w`` is the bytes per number in
 the base's dtype."""
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ ASLEEP: Final = int(1.5 * GIB)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the model processes batches."""
-
     layers: Layers
     itemsize: int
     rank: int

@@ -18,7 +18,7 @@ from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.base.http import tell
-from emailrl.model.smol_base import INSTALL
+from emailrl.model.resolve import INSTALL
 from emailrl.questions.load import questions_file, read_jsonl, read_questions, write_demo
 from emailrl.settings import StoreSettings, load_settings
 

@@ -16,7 +16,7 @@ from tiny import make_database
 
 from emailrl.cli import doctor
 from emailrl.cli.doctor import Check, examine, examine_packages, import_errors, verdict
-from emailrl.model.smol_base import HUB, INSTALL, cached_folder
+from emailrl.model.resolve import HUB, INSTALL, cached_folder
 
 
 @pytest.fixture

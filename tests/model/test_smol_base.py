@@ -23,11 +23,19 @@ from emailrl.agent.tools import tool_schemas
 from emailrl.base.disk import LOCK
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.model import smol_base
+from emailrl.model import resolve as smol_base
 from emailrl.model.lora import read_plain_lora
-from emailrl.model.resolve import base_name, read_base, resolve_model, same_base
+from emailrl.model.resolve import (
+    base_name,
+    check_base,
+    find_converted,
+    is_at_hand,
+    read_base,
+    resolve_model,
+    same_base,
+    smol_folder,
+)
 from emailrl.model.shape import find_shape
-from emailrl.model.smol_base import check_base, find_converted, is_at_hand, smol_folder
 from emailrl.records.trajectory import Message, ToolCall
 from tests.model.test_load import loaded
 
@@ -182,7 +190,7 @@ def test_places_are_asked_in_order(cache: Path, packed: Path, tmp_path: Path, mo
     given = resolve_model("smol-base", packed)
     assert len({from_hub, from_package, given}) == 3
     # A copy of the weights that ``smol`` was trained on comes before an installed package, which is not hashed.
-    monkeypatch.setattr(smol_base, "PACKAGED", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
+    monkeypatch.setattr(smol_base, "TRAINED_ON", hashlib.sha256((packed / "tiny.gguf").read_bytes()).hexdigest()[:12])
     monkeypatch.setattr(smol_base, "find_local", None)
     assert resolve_model("smol-base") == given == find_converted("smol-base", None)
 

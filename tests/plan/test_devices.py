@@ -60,7 +60,7 @@ def test_this_machines_gpu_is_known_by_its_driver(tmp_path: Path, monkeypatch: p
 
 
 def test_a_machine_without_a_gpu_is_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emailrl.model.layout.available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr("emailrl.plan.devices.available_memory", lambda: 8 * GIB)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (this_machine().name, this_machine().gib) == ("CPU", 8.0)
     made = plan_for(this_machine(), model="14B")

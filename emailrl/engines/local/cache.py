@@ -157,13 +157,11 @@ class BlockLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def grow(self) -> None:
-        """Resize to the cache's number of blocks."""
         if self.is_initialized and len(self.keys) < len(self.cache.users):
             self.keys = self.grown(self.keys)  # one after the other: the budget has room for one copy
             self.values = self.grown(self.values)
 
     def grown(self, held: Tensor) -> Tensor:
-        """A copy with room for all blocks of the cache."""
         grown = held.new_empty(len(self.cache.users), *held.shape[1:])
         grown[: len(held)] = held
         grown[len(held) :] = 0
@@ -229,7 +227,7 @@ def block_attention(
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """The attention mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after. [rows, 1,
+    """The mask of new tokens at ``positions`` [rows, new]: 0 up to the token itself, −inf after. [rows, 1,
     new, window]."""
     seen = torch.arange(window, device=positions.device) <= positions[:, None, :, None]
     return torch.zeros((), dtype=dtype, device=positions.device).where(seen, float("-inf"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from emailrl.model.layout import free_memory
 
 class TransformersEngine:
     """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
-    sets a version. ``stop_ids`` end a completion, in addition to those of the model's generation config. At most
+    sets a version. ``stop_ids`` end a completion, as do those of the model's generation config. At most
     ``max_rows`` conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens``
     (None: ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``) the key-value cache.
     Identical requests give identical completions. Raises EmailRLError for a model with state other than the keys and
@@ -60,7 +61,7 @@ class TransformersEngine:
         self._shape = layers, 2 * layers * heads * width * self.weights.model.dtype.itemsize  # bytes of a token
         self._blocks = 0  # within the budget; the cache's own limit is lowered if memory runs out first
         self.schedule = Schedule(self.cache, max_rows)
-        self._told: set[str] = set()
+        self._tell = cache(report)  # each line once
         self.passes = Passes(self.weights, self.cache, self.max_model_len, max_pass_tokens)
 
     def load_adapter(self, path: Path | None, version: str) -> None:
@@ -184,11 +185,6 @@ class TransformersEngine:
                 f"A trajectory was truncated at {self.window} tokens, the size of the KV cache: "
                 f"raise KV_CACHE_GIB, or set MAX_MODEL_LEN={self.window} to make this limit explicit."
             )
-
-    def _tell(self, line: str) -> None:  # once
-        if line not in self._told:
-            self._told.add(line)
-            report(line)
 
 
 def generation_stop_ids(model: nn.Module) -> frozenset[int]:

@@ -1,11 +1,9 @@
 """The weights the in-process engine samples from, and forward passes over conversations: prefill new prompt tokens into
 the cache, then sample one token for each; logits exist at sampled positions only. A token is the first whose cumulative
 probability exceeds the request's next uniform number (inverse CDF), so the i-th token depends only on the request's
-seed and logits, not on the rest of the batch.
-
-Small models get a separate copy with merged weights, which decodes faster than base plus adapter: every version is
-W₀ + scale · B·A recomputed from the frozen W₀, so errors do not accumulate. Large models are used directly, with the
-version's adapter active while sampling."""
+seed and logits, not on the rest of the batch. Small models get a separate copy with merged weights, which decodes
+faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
+accumulate. Large models are used directly, with the version's adapter active while sampling."""
 
 from __future__ import annotations
 
@@ -95,8 +93,7 @@ class SharedWeights:
 
     def _overwrite(self, lora: PlainLora) -> bool:
         """Copy ``lora`` into the sampler's adapter, if the model has one of the same rank on the same layers. PEFT
-        takes a second to build a new one, whatever its size: it creates, initializes and deletes hundreds of
-        modules."""
+        takes a second to build a new one, whatever its size: it makes and deletes hundreds of modules."""
         modules = ((name.removeprefix("base_model.model."), module) for name, module in self.model.named_modules())
         layers = {name: one for name, one in modules if isinstance(one, LoraLayer) and SAMPLER in one.lora_A}
         if layers.keys() != lora.pairs.keys() or any(one.r[SAMPLER] != lora.rank for one in layers.values()):

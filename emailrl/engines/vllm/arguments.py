@@ -216,9 +216,6 @@ def read_path_map(text: str) -> tuple[Path, Path] | None:
     return Path(here).absolute(), Path(there)
 
 
-# -- sleep and CUDA graphs
-
-
 @dataclass(frozen=True, slots=True)
 class Trainer:
     """What a trainer with fused layers needs of a GPU, in bytes."""

@@ -43,8 +43,7 @@ class ReplicaDown(Exception):
 
 @dataclass(eq=False)
 class Replica:
-    """A server's address, state and adapters. Methods raise ReplicaDown, or EmailRLError for answers that a retry
-    cannot fix."""
+    """A server's address, state and adapters. Methods raise ReplicaDown, or EmailRLError for what no retry fixes."""
 
     url: str  # without ``/v1``; user and password, if any, are kept separately
     key: str = ""
@@ -167,8 +166,7 @@ def read_completion(
     replica: Replica, request: Request, body: dict[str, Any], response: httpx.Response, vocabulary: int
 ) -> Completion:
     """Parse the completion of ``body``. Raises as ``read_choices``, and EmailRLError if its prompt ids differ or it
-    stopped at a token that ends no turn of the trainer's model: the next prompt would continue a turn that the policy
-    did not end."""
+    stopped at a token that ends no turn of the trainer's model: the next prompt would continue an unended turn."""
     [choice] = read_choices(str(replica), response, body["model"], vocabulary, most=body["max_tokens"])
     if choice.prompt_token_ids not in (None, request.prompt_ids):
         raise EmailRLError(f"{replica} read tokens that differ from the prompt's.", TOO_OLD)
@@ -186,9 +184,6 @@ def cause(error: httpx.RequestError | ReplicaDown) -> str:
     """Why a server did not answer, as part of a sentence."""
     text = str(error) if isinstance(error, (IncompleteReply, ReplicaDown)) else f"{type(error).__name__} {error}"
     return " ".join(text.split()).rstrip(".")
-
-
-# -- what is answered
 
 
 class _Answer(BaseModel):

@@ -43,9 +43,6 @@ _CAUSE: Final = re.compile(r"(?:^|[ )])([\w.]*(?:Error|Exception): (?!.*See (?:r
 Say = Callable[[str], None]
 
 
-# -- flags, environment and GPUs
-
-
 def server_command(
     settings: PolicySettings, *, host: str, port: int, on_gpu: bool, extra: Sequence[str] = ()
 ) -> list[str]:
@@ -123,9 +120,6 @@ def check_port(host: str, port: int) -> None:
             raise UsageError(f"Port {port} on {host} cannot be used: {error.strerror}.", hint) from None
 
 
-# -- one server
-
-
 class Server:
     """A server on its own port; ``log`` gets all its output, across restarts."""
 
@@ -192,16 +186,13 @@ class Server:
         return f"{'…' if len(text) > TOLD else ''}{text[-TOLD:]}" or "it printed nothing"
 
 
-# -- all of them
-
-
 def supervise(
     servers: Sequence[Server], *, restarts: int, timeout: float, say: Say, ready: Callable[[float], None]
 ) -> None:
     """Start the servers, call ``ready`` with the seconds it took until all answer, and restart those that die or hang,
     each at most ``restarts`` times; all are stopped at the end. A server that is not healthy ``timeout`` seconds after
-    its start counts as dead. Raises EmailRLError, with the end of its log, for one that dies before all were ready, and
-    when none is left."""
+    its start counts as dead. EmailRLError, with the end of its log, for one that dies before all were ready, and
+    if none is left."""
     alive, begun, told, are_ready = list(servers), time.monotonic(), time.monotonic(), False
     try:
         for server in servers:

@@ -32,8 +32,7 @@ from emailrl.engines.vllm.replica import HEALTH_TIMEOUT, Replica, ReplicaDown, c
 from emailrl.settings import PolicySettings, VllmSettings
 
 KEPT: Final = 16
-"""Connections per pool above which idle ones are closed: httpcore compares every idle one with all others, twice per
-request."""
+"""Connections per pool above which idle ones are closed: httpcore compares each with all others, twice per request."""
 LOOK_AGAIN: Final = 2.0  # seconds between polls while all servers are down
 LONGEST_WAIT: Final = 8.0  # seconds; retry pauses double from half a second, or follow ``Retry-After``, up to this
 
