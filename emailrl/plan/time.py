@@ -132,6 +132,7 @@ class Use:
 
 
 def whole_of(job: Job) -> Use:
+    """What all GPUs do, or one of them if the run does not fit."""
     one = one_of(job, job.cluster.per_host if job.settings.has_servers else 1)
     return (split_of(job) if one.memory.fits else None) or one
 
