@@ -122,8 +122,6 @@ TRIGGERS = {
     "recipients_au AFTER UPDATE ON recipients": _renew_parties("old.email_id", "NULL")
     + _renew_parties("new.email_id", "new.recipient_address"),
 }
-
-
 """Keep the tables consistent row by row; a bulk load comes before them."""
 
 

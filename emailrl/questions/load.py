@@ -330,12 +330,7 @@ class Coverage:
 
     missing: list[str]  # Distinct source ids missing from the database, in the order of the questions.
     hidden: list[str]  # Source ids in the database, but not in the question's inbox before its date.
-    num_questions: int
     num_answerable: int  # Number of questions whose source emails the agent can all read.
-
-    @property
-    def answerable(self) -> float:
-        return self.num_answerable / self.num_questions if self.num_questions else 0.0
 
 
 def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
@@ -352,7 +347,7 @@ def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
                 is_there = connection.scalar(_STORED, each) is not None
                 (hidden if is_there else missing)[each["message_id"]] = None
             num_answerable += not unseen
-    return Coverage(list(missing), list(hidden), len(scenarios), num_answerable)
+    return Coverage(list(missing), list(hidden), num_answerable)
 
 
 def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
@@ -363,7 +358,7 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
             f"{db} contains none of the source emails of these questions.",
             "Name the database they were made from: --db FILE.",
         )
-    if coverage.num_answerable == coverage.num_questions:
+    if coverage.num_answerable == len(scenarios):
         return []
     causes = [
         f"{words} {', '.join(ids[:MAX_NAMED])}" + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
@@ -371,8 +366,8 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
         if ids
     ]
     return [
-        f"the database can answer {coverage.num_answerable} of {coverage.num_questions} questions "
-        f"({coverage.answerable:.1%}); {'; '.join(causes)}"
+        f"the database can answer {coverage.num_answerable} of {len(scenarios)} questions "
+        f"({coverage.num_answerable / len(scenarios):.1%}); {'; '.join(causes)}"
     ]
 
 

@@ -189,7 +189,7 @@ def test_what_is_absent_is_told_from_what_is_out_of_sight(three_mails: Path) -> 
     coverage = missing_ids(questions, three_mails)
     assert coverage.missing == ["<9@x>"]
     assert coverage.hidden == ["<3@x>", "<1@x>"]  # another's mail; a mail of the day itself
-    assert (coverage.num_answerable, coverage.num_questions, coverage.answerable) == (1, 5, 0.2)
+    assert coverage.num_answerable == 1
 
 
 def test_the_share_of_answerable_questions_is_said(three_mails: Path) -> None:
