@@ -177,7 +177,6 @@ def damage_of(path: Path) -> str | None:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -211,7 +210,6 @@ def _hidden(path: Path) -> tuple[Path, Path]:
 
 
 def _standing(path: Path) -> Path:
-    """Where a checkpoint is complete now."""
     return next((each for each in (path, *_hidden(path)) if (each / METADATA).is_file()), path)
 
 
@@ -281,9 +279,8 @@ def checkpoint_of(run: Path, which: str) -> Checkpoint:
 
 
 def write_checkpoint(path: Path, metadata: Metadata, fill: Callable[[Path], None]) -> Checkpoint:
-    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory, listed
-    in ``metadata.files``. A crash at any moment leaves a complete checkpoint, old or new. An OSError of ``fill``
-    without a file name, such as that of a full disk, gets ``path`` as its ``filename``."""
+    """Write or replace the checkpoint at ``path`` with the files that ``fill`` writes into the given directory; a crash
+    at any moment leaves a complete one, old or new."""
     _settle(path)
     incoming, outgoing = _hidden(path)
     incoming.mkdir(parents=True)

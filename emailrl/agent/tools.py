@@ -100,27 +100,26 @@ _TYPES: dict[str, tuple[str, dict[str, Any], Callable[[Any], bool]]] = {
 
 def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
     """OpenAI function schemas of the tools, a fresh copy each call; descriptions follow the search settings."""
-    schemas = [_schema(name, tool) for name, tool in TOOLS.items()]
+    schemas = list[dict[str, Any]]()
+    for name, tool in TOOLS.items():
+        summary, _, arguments = (inspect.getdoc(tool) or "").partition("Args:")
+        descriptions = dict(re.findall(r"^\s+(\w+): (.+)$", arguments, re.MULTILINE))
+        properties: dict[str, Any] = {}
+        for parameter in _parameters(name):
+            kinds = [copy.deepcopy(_TYPES[kind][1]) for kind in parameter.annotation.split(" | ")]
+            kind = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            default = {} if parameter.default is parameter.empty else {"default": parameter.default}
+            properties[parameter.name] = kind | {"description": descriptions[parameter.name]} | default
+        required = [parameter for parameter, kind in properties.items() if "default" not in kind]
+        parameters = {"type": "object", "properties": properties, "required": required}
+        function = {"name": name, "description": summary.strip(), "parameters": parameters}
+        schemas.append({"type": "function", "function": function})
     search = schemas[0]["function"]
     if agent is not None and agent.search_order == "relevance":
         search["description"] = search["description"].replace("newest first", "most relevant first")
     if agent is None or agent.search_without_keywords:
         search["parameters"]["properties"]["keywords"]["description"] += WITHOUT_KEYWORDS
     return schemas
-
-
-def _schema(name: str, tool: Tool) -> dict[str, Any]:
-    summary, _, arguments = (inspect.getdoc(tool) or "").partition("Args:")
-    descriptions = dict(re.findall(r"^\s+(\w+): (.+)$", arguments, re.MULTILINE))
-    properties: dict[str, Any] = {}
-    for parameter in _parameters(name):
-        kinds = [copy.deepcopy(_TYPES[kind][1]) for kind in parameter.annotation.split(" | ")]
-        kind = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
-        default = {} if parameter.default is parameter.empty else {"default": parameter.default}
-        properties[parameter.name] = kind | {"description": descriptions[parameter.name]} | default
-    required = [parameter for parameter, kind in properties.items() if "default" not in kind]
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {"type": "function", "function": {"name": name, "description": summary.strip(), "parameters": parameters}}
 
 
 @cache

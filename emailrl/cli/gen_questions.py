@@ -113,13 +113,10 @@ def gen_questions(
     if any(scenario.split in (None, "test") for scenario in scenarios):
         suggest_benchmark(settings, target)
     if json:
-        counts = {
-            "questions": len(scenarios),
-            "inboxes": len({scenario.inbox_address for scenario in scenarios}),
-            "splits": Counter(scenario.split for scenario in scenarios),
-            "kinds": Counter(scenario.kind for scenario in scenarios),
-        }
-        print_json({"out": target, "db": db, **counts, "generator": generator, "seconds": seconds, **more})
+        fields = {"inboxes": "inbox_address", "splits": "split", "kinds": "kind"}
+        counts = {name: Counter(getattr(each, field) for each in scenarios) for name, field in fields.items()}
+        numbers = {"questions": len(scenarios)} | counts | {"inboxes": len(counts["inboxes"])}
+        print_json({"out": target, "db": db, **numbers, "generator": generator, "seconds": seconds, **more})
 
 
 def _table(scenarios: list[Scenario]) -> Table:

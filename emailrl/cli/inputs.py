@@ -40,11 +40,8 @@ def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
 
 
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
-    """The policies to measure, with notes printed: those named, else the newest best checkpoint, else the model.
-
-    Each checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on.
-    Raises UsageError for a checkpoint with the openai engine, as chat servers only take model names.
-    """
+    """The policies to measure, with notes printed: those named, else the newest best checkpoint, else the model. Each
+    checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on."""
     from emailrl.checkpoints import find_runs
     from emailrl.measure.benchmark import Subject
     from emailrl.model.resolve import find_adapter
@@ -66,10 +63,8 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 
 def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
-    """Print a note on each untrained checkpoint, and one on those trained in another environment or on another reward.
-
-    With ``asks`` they answer in the mail environment, without a reward.
-    """
+    """Print a note on each checkpoint that is untrained, or trained in another environment or on another reward;
+    ``asks``: they answer in the mail environment, without a reward."""
     from emailrl.checkpoints import METADATA, SFT, read_checkpoint
     from emailrl.model.resolve import untrained_note
 

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from emailrl.cli.output import progress_console, result_console, say
@@ -126,10 +126,8 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
             tokens = f"{self._last['total_tokens'] / total:,.0f} tok/s"
             spent = Text(f"{total:.1f} s: {phases}", no_wrap=True, overflow="ellipsis")
             rows.append(("Last step", spent, f"{speed}, {tokens}"))
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="bold", no_wrap=True, width=12)
-        grid.add_column(width=space)
-        grid.add_column(no_wrap=True)
+        columns = (Column(style="bold", no_wrap=True, width=12), Column(width=space), Column(no_wrap=True))
+        grid = Table.grid(*columns, padding=(0, 2))
         for name, middle, numbers in rows:
             grid.add_row(Text(name), middle, Text(numbers))
         return grid

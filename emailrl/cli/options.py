@@ -34,7 +34,6 @@ def path_option(*spellings: str, help: str, group: str | None = None) -> Any:
 
 
 def several(help: str, completer: Callable[..., list[str]]) -> Any:
-    """A repeatable option."""
     return Option(metavar="<str>", help=help, autocompletion=completer)
 
 
@@ -45,12 +44,9 @@ def _path(value: str) -> Path:
 
 
 def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's parameter ``overrides`` with options for the named settings, in this order.
-
-    Each of ``names`` is one setting name, or several separated by spaces, after ``group:`` those of a group of their
-    own in ``--help``. Spelling, type, bounds, choices and help come from the setting's declaration; ``summaries``
-    override the help for this command. All parameters of the command become keyword-only.
-    """
+    """Replace a command's parameter ``overrides`` with options for the named settings, in this order. Each of ``names``
+    lists settings, after ``group:`` those of a group of their own in ``--help``. Spelling, type, bounds, choices and
+    help come from the setting's declaration; ``summaries`` override the help for this command."""
     from emailrl.settings.names import by_name  # not at the top: commands without settings do not import pydantic
 
     options: dict[str, inspect.Parameter] = {}
@@ -124,7 +120,6 @@ def checkpoints(incomplete: str) -> list[str]:
 
 
 def inboxes(context: Context, incomplete: str) -> list[str]:
-    """The addresses in the database with this prefix."""
     from emailrl.settings import load_settings
 
     with suppress(EmailRLError):

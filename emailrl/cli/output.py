@@ -1,7 +1,5 @@
-"""Command output: results on stdout (with ``--json`` one JSON value), everything else on stderr.
-
-Markup is disabled, and printed text cannot control the terminal.
-"""
+"""Command output: results on stdout (with ``--json`` one JSON value), everything else on stderr. Markup is disabled,
+and printed text cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -31,11 +29,9 @@ LONGEST_ID: Final = 200  # characters shown of a cited message id, which a model
 
 
 class PlainConsole(Console):
-    """A Rich console on stdout or stderr for untrusted text: email, names of files and models, metadata.
-
-    Rich passes escape sequences in text through. Here all rendered text, also in tables and progress bars, goes
-    through ``plain``; Rich's own colors and cursor movements are kept, as they go past ``PlainStream``.
-    """
+    """A Rich console on stdout or stderr for untrusted text: email, names of files and models, metadata. Rich passes
+    escape sequences in text through. Here all rendered text, also in tables and progress bars, goes through ``plain``;
+    Rich's own colors and cursor movements are kept, as they go past ``PlainStream``."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
@@ -95,6 +91,12 @@ def confirm(question: str, what: str, hint: str = "Add --yes.") -> bool:
     if not sys.stdin.isatty():
         raise UsageError(f"{what} needs confirmation.", hint)
     return typer.confirm(question, err=True)
+
+
+def say_again(what: str, purpose: str, out: Path) -> None:
+    """Print what has happened, and how to go on: the same command with ``--resume`` on ``out``."""
+    how = f"rerun the same command with --resume --out {shlex.quote(str(out))}"
+    progress_console().print(f"{what}; to {purpose}, {how}", soft_wrap=True)
 
 
 def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | None = None) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer import Option
 
@@ -106,10 +106,7 @@ def plan(
 
 
 def _print(planned: Plan) -> None:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
+    table = Table.grid("", Column(justify="right"), Column(overflow="fold"), padding=(0, 2))
     sections = {"Memory, GiB": _memory, "Tokens": _tokens} | ({"Time and cost": _time} if planned.fits else {})
     for title, rows in sections.items():
         table.add_row(Text(title, style="bold"))

@@ -57,7 +57,6 @@ class Outcome:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
         (before,), (after,) = self.before.records(), self.after.records()
         run = {"run_dir": self.run_dir, "curve": self.run_dir / "curve.png", "best_step": self.best_step}
         return {"before": before, "after": after, **run, "seconds": self.seconds}
@@ -114,11 +113,9 @@ def quickstart(
 
 
 def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -> Outcome:
-    """Index, benchmark, train and benchmark again in ``out``; an interrupted quickstart there is continued.
-
-    Raises UsageError if ``out`` contains anything else, unless ``overwrite``. Only the ``emailrl.toml`` written here
-    counts, no ``.env`` and no environment.
-    """
+    """Index, benchmark, train and benchmark again in ``out``; an interrupted quickstart there is continued. Raises
+    UsageError if ``out`` contains anything else, unless ``overwrite``. Only the ``emailrl.toml`` written here counts,
+    no ``.env`` and no environment."""
     from emailrl.measure.benchmark import Subject, run_benchmark
     from emailrl.model.resolve import Adapter
     from emailrl.questions.load import questions_file, read_questions, write_demo

@@ -16,7 +16,6 @@ Examples:
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections import Counter
 from contextlib import closing, nullcontext
@@ -35,7 +34,7 @@ from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.cli.inputs import choose_subjects, with_inputs
 from emailrl.cli.live import Tally
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
-from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_loading, warn
+from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_again, say_loading, warn
 from emailrl.measure.evaluation import Evaluation, reason, total_cost, verdict
 from emailrl.records.index import index_path
 from emailrl.settings import PolicySettings, Settings, load_settings
@@ -191,8 +190,7 @@ def _play(
         except BaseException:
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} finished trajectories saved in {journal.path}"
-                more = f"; to finish, rerun the same command with --resume --out {shlex.quote(str(journal.path))}"
-                progress_console().print(kept + more, soft_wrap=True)
+                say_again(kept, "finish", journal.path)
             raise
         return time.perf_counter() - started
 

@@ -165,10 +165,8 @@ def _does_other_work(ranks: Launch, settings: Settings) -> bool:
 
 
 def _after_restart(settings: Settings, resume: str | None, overwrite: bool) -> tuple[str | None, bool]:
-    """The values of ``--resume`` and ``--overwrite`` in a process that may have been restarted.
-
-    A restart resumes the run that the command had started or resumed; if there was none, the options apply unchanged.
-    """
+    """The values of ``--resume`` and ``--overwrite`` in a process that may have been restarted. A restart resumes the
+    run that the command had started or resumed; if there was none, the options apply unchanged."""
     if not restarts():
         return resume, overwrite
     import psutil  # type: ignore[import-untyped]
@@ -188,10 +186,8 @@ def _after_restart(settings: Settings, resume: str | None, overwrite: bool) -> t
 def _with_own_options(
     settings: Settings, resume: str, given: Mapping[str, Any], preset: str | None, overwrite: bool
 ) -> tuple[Settings, str, bool]:
-    """The resumed run's original settings, overridden by those given now; the run; and ``overwrite``.
-
-    ``overwrite`` is also true if the user agrees at the prompt to lose the run's work after the checkpoint.
-    """
+    """The resumed run's original settings, overridden by those given now; the run; and ``overwrite``. ``overwrite`` is
+    also true if the user agrees at the prompt to lose the run's work after the checkpoint."""
     from emailrl.runs.folder import give_back_replaced
     from emailrl.runs.resume import checkpoint_to_resume, loss_of_going_back, run_to_resume
 

@@ -1,7 +1,5 @@
 """Trajectories on the terminal, in full or in lists; ``verbose`` adds every token with its mask and log-probability.
-
-Everything shown is ``rich.text.Text``: email and model output are never parsed as markup.
-"""
+Everything shown is ``rich.text.Text``: email and model output are never parsed as markup."""
 
 from __future__ import annotations
 
@@ -16,16 +14,16 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from emailrl.base.plain import counted, cut, plain, plain_line
 from emailrl.cli.output import LONGEST_ID, say
 from emailrl.measure.evaluation import verdict
 from emailrl.page.place import origin as origin_of
-from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
+from emailrl.page.shapes import TokenTexts, conversation, fitting_tokenizer, tokenizer_folders
 from emailrl.records import TrainingNote, TrajectoryIndex
-from emailrl.records.trajectory import TokenSample, Trajectory, Turn
+from emailrl.records.trajectory import TokenSample, Trajectory
 from emailrl.settings import Settings
 
 TRAINED = "bold green"  # style of tokens with loss mask 1; of sampled ones if nothing was trained on them
@@ -73,10 +71,8 @@ def render_trajectory(
     origin: str | None = None,
 ) -> RenderableType:
     """Lay out one trajectory: scenario, turns, outcome, reward terms; with ``verbose`` rubric and tokens too.
-
     ``tokens`` None shows ids instead of token text. ``title`` says where the trajectory is stored, ``origin`` what
-    produced it; None is a training step.
-    """
+    produced it; None is a training step."""
     scenario = trajectory.scenario
     made_by = origin or f"step {trajectory.step}  mode {trajectory.mode}"
     identity = f"{trajectory.id}  group {trajectory.group_id}  {made_by}"
@@ -106,33 +102,25 @@ def render_trajectory(
 
 def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
     """Yield the conversation: opening messages (``verbose``), then each assistant message with its tool result."""
-    turns, number = iter(trajectory.turns), 0
-    for message in trajectory.messages:
-        if message.role == "assistant":
+    number = 0
+    for item in conversation(trajectory):
+        role, text = item["role"], item["text"]
+        if role == "assistant":
             number += 1
-            yield _turn_rule(number, next(turns, None))
-            if message.content.strip():
-                yield _labelled("assistant", message.content.strip(), "")
-            yield from (_call(call.name, call.arguments) for call in message.tool_calls)
-            if message.parse_error:
-                yield _labelled("unparsable", message.parse_error, "red")
-        elif message.role == "tool":
-            yield _labelled(f"result of {plain_line(message.name or 'tool')}", _tool_result(message.content), "cyan")
-        elif verbose or message.role not in ("system", "user") or number:
-            yield _labelled(message.role, message.content, CONTEXT)
-    for at, turn in enumerate(turns, number + 1):  # recordings without a chat have calls only in their turns
-        yield _turn_rule(at, turn)
-        if turn.tool_name:
-            yield _call(turn.tool_name, turn.tool_args or {})
-        if turn.tool_result is not None:
-            yield _labelled("result", _tool_result(turn.tool_result), "cyan")
-
-
-def _turn_rule(number: int, turn: Turn | None) -> Rule:
-    facts = [f"turn {number}"]
-    facts += [f"{len(turn.completion_ids)} tokens"] if turn and turn.completion_ids else []
-    facts += [f"{turn.seconds:.2f} s", f"finish {plain_line(turn.finish_reason)}"] if turn else []
-    return Rule(Text(" · ".join(facts)), align="left", style="blue")
+            facts = [f"turn {number}"]
+            if "turn" in item:
+                facts += [f"{item['tokens']} tokens"] * bool(item["tokens"])
+                facts += [f"{item['seconds']:.2f} s", f"finish {plain_line(item['finish'])}"]
+            yield Rule(Text(" · ".join(facts)), align="left", style="blue")
+            if text.strip():
+                yield _labelled("assistant", text.strip(), "")
+            yield from (_call(call["name"], call["arguments"] or {}) for call in item["calls"])
+            if item["error"]:
+                yield _labelled("unparsable", item["error"], "red")
+        elif role == "tool":
+            yield _labelled(f"result of {plain_line(item['name'] or 'tool')}", _tool_result(text), "cyan")
+        elif verbose or role not in ("system", "user") or number:
+            yield _labelled(role, text, CONTEXT)
 
 
 def _call(name: str, arguments: dict[str, Any]) -> Padding:
@@ -193,9 +181,7 @@ def _ids(message_ids: Sequence[str]) -> str:
 
 
 def _pairs(rows: dict[str, str]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for name, value in rows.items():
         table.add_row(name, Text(value))
     return table
@@ -243,12 +229,10 @@ def _tokens(
 
 def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) -> RenderableType:
     """A table of ``limit`` trajectories from position ``first`` on, for a terminal of ``width`` columns."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     names = [name for name in WIDTHS if width >= NARROW or name not in ("step", "tokens")]
-    for name in names:
-        justify = "left" if name == "verdict" else "right"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=WIDTHS[name])  # type: ignore[arg-type]
-    table.add_column("question")
+    columns = [Column(name, justify="right", no_wrap=True, min_width=WIDTHS[name]) for name in names]
+    columns[names.index("verdict")].justify = "left"
+    table = Table(*columns, "question", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     shown = index.entries(first, first + limit)
     for position, entry in enumerate(shown, first):
         if entry.id is None:  # a line without a trajectory

@@ -137,9 +137,8 @@ def compare(first: Result, second: Result) -> Comparison:
         if len(samples) == len(other.get(name, ()))
     ]
     better = [sum(sign * difference > 0 for _, difference in differences) for sign in (1, -1)]
-    return Comparison(
-        first.subject.label, second.subject.label, len(differences), better[0], better[1], *paired_test(differences)
-    )
+    labels = first.subject.label, second.subject.label
+    return Comparison(*labels, len(differences), better[0], better[1], *paired_test(differences))
 
 
 def _attack_record(subject: Subject, trajectories: Sequence[Trajectory]) -> dict[str, Any]:

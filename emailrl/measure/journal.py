@@ -204,7 +204,14 @@ class Journal:
         place = {scenario.id: number for number, scenario in enumerate(chain(*portions))}
 
         def ended(trajectory: Trajectory) -> None:
-            self.append(trajectory)
+            self.trajectories[trajectory.id] = trajectory
+            if self._conditions is not None:
+                if self._writer is None:
+                    if not self._resumed:
+                        self.path.unlink(missing_ok=True)
+                    self._conditions.note()
+                    self._writer = TrajectoryWriter(self.path)
+                self._writer.append(trajectory)
             progress(trajectory)
 
         interrupt, played = None, dict(self.trajectories)
@@ -223,17 +230,6 @@ class Journal:
             write_trajectories(self.path, order)
         if interrupt:
             raise interrupt
-
-    def append(self, trajectory: Trajectory) -> None:
-        self.trajectories[trajectory.id] = trajectory
-        if self._conditions is None:
-            return
-        if self._writer is None:
-            if not self._resumed:
-                self.path.unlink(missing_ok=True)
-            self._conditions.note()
-            self._writer = TrajectoryWriter(self.path)
-        self._writer.append(trajectory)
 
 
 def is_complete(path: Path, conditions: Path) -> bool:

@@ -53,14 +53,14 @@ _HINT = "Use nano, smol or smol-base, a model folder, or a hub name such as Qwen
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
     """Find the model: packaged names and folders give a Path, a hub name is returned as is. Only ``smol`` and
-    ``smol-base`` take time: their base (the setting ``smol_base``, or as ``smol_folder`` finds it) is converted, once.
+    ``smol-base`` take time: their base (the setting ``smol_base``, or as ``find_source`` finds it) is converted, once.
     Raises UsageError for a name that cannot be a model, with the nearest that can."""
     if name == NANO:
         if not (NANO_DIR / "config.json").is_file():
             raise EmailRLError("The packaged policy nano is missing.", "Reinstall emailrl, or use another --model.")
         return NANO_DIR
     if name in (SMOL, SMOL_BASE):
-        return smol_folder(name, smol_base)
+        return find_converted(name, smol_base) or _convert(name, find_source(smol_base))
     folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
         # transformers would put an adapter beside a config.json on the model by itself, unchecked.
@@ -175,12 +175,6 @@ class Source:
     def identity(self) -> str:
         """The start of the SHA-256 of ``weights``, or ``HUB``."""
         return HUB if self.from_hub else _hash_of(self.weights)[: len(TRAINED_ON)]
-
-
-def smol_folder(name: str, given: Path | None) -> Path:
-    """The cached folder of ``smol`` or ``smol-base``, which is converted first if ``find_converted`` finds none. Raises
-    EmailRLError as ``find_source`` does, and for a cache that cannot be written."""
-    return find_converted(name, given) or _convert(name, find_source(given))
 
 
 def check_base(name: str, given: Path | None) -> None:

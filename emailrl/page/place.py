@@ -62,10 +62,8 @@ def made_in(file: Path) -> Path:
 
 
 def newest_file(roots: Sequence[Path]) -> Path | None:
-    """Return the newest trajectory file among and under ``roots``, or None; skips other JSONL files.
-
-    A run writes ``confirm-NNNNNN.jsonl`` last, though by an earlier policy: such a file counts only without others.
-    """
+    """Return the newest trajectory file among and under ``roots``, or None; skips other JSONL files. A run writes
+    ``confirm-NNNNNN.jsonl`` last, though by an earlier policy: such a file counts only without others."""
 
     def age(file: Path) -> tuple[bool, int, str]:
         try:
@@ -107,10 +105,8 @@ def position_in(index: TrajectoryIndex, position: int) -> int:
 
 
 def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[TrajectoryIndex, int]]:
-    """Yield ``(index, position)`` as lines are appended, forever; follows newer files under a folder.
-
-    Starts at the last complete line, or waits for the first file. Waits for incomplete lines.
-    """
+    """Yield ``(index, position)`` as lines are appended, forever; follows newer files under a folder. Starts at the
+    last complete line, or waits for the first file. Waits for incomplete lines."""
     file = newest_file(roots)
     index = None if file is None else TrajectoryIndex(file)
     position = 0 if index is None else max(len(index) - 1, 0)
@@ -170,10 +166,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The trajectory files a page shows, in order, under ``root``; ``index`` may pick one line of a single file.
-
-    A run that kept only its metrics has no files.
-    """
+    """The trajectory files a page shows, in order, under ``root``; ``index`` may pick one line of a single file. A run
+    that kept only its metrics has no files."""
 
     root: Path
     files: tuple[Path, ...]
@@ -201,11 +195,8 @@ class Place:
 
 
 def place_of(path: Path, index: int | None = None) -> Place:
-    """Return the place of ``path``: a file, or all files of a run or benchmark; ``index`` picks one line of a file.
-
-    A folder without trajectories is its own place if it holds a run's metrics, else the place is the run of the newest
-    file below it. ``UsageError`` if there is none.
-    """
+    """Return the place of ``path``: a file, or all files of a run or benchmark; ``index`` picks one line of a file. A
+    folder with neither trajectories nor metrics means the run of the newest file below it; UsageError without one."""
     if existing(path).is_file() or index is not None:
         file = find_file(path)
         return Place(file, (file,), index)
@@ -248,15 +239,9 @@ def run_record(place: Place, files: list[Record]) -> Record:
     results = read_object(folder / "results.json")
     own = folder.resolve()
     tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
-    tested = next(  # the newest complete benchmark of one of the run's checkpoints, if there is one beside the run
-        (
-            each
-            for file in tests
-            for each in _list(read_object(file), "results", dict)
-            if each.get("complete") and Path(str(each.get("checkpoint"))).parent == own
-        ),
-        None,
-    )
+    found = (each for file in tests for each in _list(read_object(file), "results", dict) if each.get("complete"))
+    # The newest complete benchmark of one of the run's checkpoints, if there is one beside the run.
+    tested = next((each for each in found if Path(str(each.get("checkpoint"))).parent == own), None)
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     # The settings of a benchmark or rollout are its conditions.

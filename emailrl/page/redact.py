@@ -1,8 +1,6 @@
-"""Consistent pseudonyms for the people and addresses of a mailbox in a page's data.
-
-``learn`` collects the entities: every address, and the names in addresses (``ann.lee@x.com`` names Ann and Lee) and in
-email headers. Then one pass over every string replaces them: addresses and paths as a whole, names as words.
-"""
+"""Consistent pseudonyms for the people and addresses of a mailbox in a page's data. ``learn`` collects the entities:
+every address, and the names in addresses (``ann.lee@x.com`` names Ann and Lee) and in email headers. Then one pass over
+every string replaces them: addresses and paths as a whole, names as words."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ class Redactor:
 
     def sample(self, sample: Record) -> Record:
         """Return a token sequence with pseudonyms: a name's first token shows its pseudonym, and its ids are withheld.
-
-        Without texts all ids are withheld, as anyone with the tokenizer could read them.
-        """
+        Without texts all ids are withheld, as anyone with the tokenizer could read them."""
         if sample["pieces"] is None:
             return sample | {"ids": None}
         text, ids, shown = "".join(sample["pieces"]), list(sample["ids"]), [""] * len(sample["pieces"])

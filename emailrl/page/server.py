@@ -1,9 +1,7 @@
-"""Serves a run's page, read-only, to browsers on this machine.
-
-Email is private, and any page that a browser opens can send requests to 127.0.0.1. So every request must name this
-server as its host, come from its own page or the address bar, and carry the token of the printed address, which other
-users of the machine do not have. A cookie would not keep the token from them: browsers send it to every port of a host.
-"""
+"""Serves a run's page, read-only, to browsers on this machine. Email is private, and any page that a browser opens can
+send requests to 127.0.0.1. So every request must name this server as its host, come from its own page or the address
+bar, and carry the token of the printed address, which other users of the machine do not have. A cookie would not keep
+the token from them: browsers send it to every port of a host."""
 
 from __future__ import annotations
 
@@ -19,16 +17,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import dump, served_page
 from emailrl.page.place import Place, file_record, place_of, run_record
-from emailrl.page.shapes import detail, rows
-from emailrl.page.tokens import TokenTexts, fitting_tokenizer, tokenizer_folders
+from emailrl.page.shapes import TokenTexts, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
 from emailrl.records.trajectory import notes_path
 
 MAX_ROWS = 5000  # maximum rows per response
-_Stamp = tuple[int, int, int] | None
 
 
 class Served:
@@ -86,13 +83,12 @@ class _File:
         self._index = TrajectoryIndex(path)
         self._record: Record = {}
         self._notes: dict[str, TrainingNote] = {}
-        self._stamp: _Stamp = None  # of the file as last read
-        self._notes_stamp: _Stamp = None  # of its training record
+        self._stamp: tuple[int, int, int] | None = None  # of the file as last read
+        self._notes_stamp: tuple[int, int, int] | None = None  # of its training record
         self._tokens: TokenTexts | None = None
 
     def refreshed(self) -> Record:
-        """The file's entry in the run's record."""
-        if (stamp := _stamp_of(self.path)) != self._stamp:
+        if (stamp := stamp_of(self.path)) != self._stamp:
             self._index.refresh()
             readable = self._index.readable
             first = self._index.trajectory(readable[0]) if readable else None
@@ -104,7 +100,7 @@ class _File:
         readable = self._index.readable[start : max(stop, start)]
         if not readable:
             return []
-        if (stamp := _stamp_of(notes_path(self.path))) != self._notes_stamp:
+        if (stamp := stamp_of(notes_path(self.path))) != self._notes_stamp:
             self._notes, self._notes_stamp = training_notes(self.path, brief=True)[0], stamp
         return rows(self.path, self._index.entries(readable[0], readable[-1] + 1), self._notes)
 
@@ -117,15 +113,6 @@ class _File:
         if self._tokens is None:
             self._tokens = fitting_tokenizer(tokenizer_folders(self.path, model_name), found)
         return detail(found, note=note, tokens=self._tokens)
-
-
-def _stamp_of(path: Path) -> _Stamp:
-    """A stamp that changes with the file's content; None if there is no file."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 ADDRESS = "127.0.0.1"
@@ -151,7 +138,6 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address to open in a browser."""
         return f"http://{ADDRESS}:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -1,4 +1,5 @@
-"""JSON-ready records for the page's script: a list row per trajectory, and one trajectory in full.
+"""JSON-ready records for the page's script: a list row per trajectory, and one trajectory in full, with its tokens as
+text, one piece per id, without torch: only ``tokenizers`` and the ``tokenizer.json`` that fits.
 
 A row (``/data/trajectories``): ``id, file, offset`` (byte of its line), ``source, step, group, scenario, kind,
 question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped, found,
@@ -12,16 +13,19 @@ and, of trained ones, ``old, ratio, advantages``; lists of equal length, null wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from emailrl.base.errors import EmailRLError
+from emailrl.checkpoints import list_checkpoints
 from emailrl.measure.evaluation import verdict
-from emailrl.page.place import source_of
-from emailrl.page.tokens import TokenTexts
+from emailrl.model.resolve import resolve_model
+from emailrl.page.place import benchmark_record, read_object, source_of
 from emailrl.records import Entry, Record, TrainingNote
 from emailrl.records.trajectory import SampleNote, StopReason, Trajectory, Turn
 
+_PARTIAL = "\ufffd"
 _LONGEST = 200  # maximum characters of a question or answer in a row
 _STOPS: dict[str | None, str] = {
     StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
@@ -60,10 +64,8 @@ def _row(entry: Entry, note: TrainingNote | None) -> Record:
 
 
 def failure(entry: Entry) -> str:
-    """Return why a trajectory failed, as one of a few classes; ``""`` if it was correct or has no verdict.
-
-    A wrong answer, no answer and "I don't know" are split by whether a gold email was found and read, if there is one.
-    """
+    """Return why a trajectory failed, as one of a few classes; ``""`` if it was correct or has no verdict. A wrong
+    answer, no answer and "I don't know" are split by whether a gold email was found and read, if there is one."""
     came_to = verdict(entry)
     if came_to in ("correct", "not judged"):
         return ""
@@ -89,7 +91,7 @@ def detail(trajectory: Trajectory, *, note: TrainingNote | None = None, tokens: 
         "inbox": scenario.inbox_address,
         "date": scenario.query_date,
         "exception": trajectory.exception,
-        "conversation": list(_conversation(trajectory)),
+        "conversation": list(conversation(trajectory)),
         "evidence": evidence(trajectory),
         "terms": {name: _short(value) for name, value in trajectory.reward_terms.items()},
         "rubric": trajectory.rubric,
@@ -135,7 +137,7 @@ def evidence(trajectory: Trajectory) -> Record:
     }
 
 
-def _conversation(trajectory: Trajectory) -> Iterator[Record]:
+def conversation(trajectory: Trajectory) -> Iterator[Record]:
     """The messages in order, each assistant message with its turn; then turns without a message."""
     turns = list(enumerate(trajectory.turns, 1))
     number, current = 0, None
@@ -208,3 +210,84 @@ def _short(value: Any) -> Any:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+class TokenTexts:
+    """Decodes ids with one tokenizer file."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read ``folder/tokenizer.json``; raises ``EmailRLError`` where it is absent or unreadable."""
+        from tokenizers import Tokenizer
+
+        file = folder / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        except Exception as error:  # the Rust side raises bare Exception for a malformed file
+            raise EmailRLError(f"{file}: {error}") from error
+        self._alone: dict[int, str] = {}
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return one text per id, joined equal to ``text(ids)`` up to what the decoder normalizes. A character split
+        over several ids is shown at the last of them; the earlier ones are ``""``. Bytes that never become a character
+        are shown as ``⟨id⟩``."""
+        pieces: list[str] = []
+        pending: list[int] = []
+        for token_id in ids:
+            pending.append(token_id)
+            text = self.text(pending) if len(pending) > 1 else self._alone.get(token_id)
+            if text is None:  # decoded once: a page decodes millions
+                text = self._alone[token_id] = self.text([token_id])
+            if text.endswith(_PARTIAL) and len(pending) < 4:
+                pieces.append("")
+                continue
+            pieces.append("".join(f"⟨{i}⟩" for i in pending) if _PARTIAL in text else text)
+            pending = []
+        if pending:
+            pieces[-1] = "".join(f"⟨{i}⟩" for i in pending)
+        return pieces
+
+    def fits(self, trajectory: Trajectory) -> bool:
+        """Whether this tokenizer made the trajectory: its decoded completions contain the recorded assistant texts."""
+        texts = [message.content for message in trajectory.messages if message.role == "assistant"]
+        sampled = [turn.completion_ids for turn in trajectory.turns]
+        pairs = [(ids, text) for ids, text in zip(sampled, texts, strict=False) if ids]
+        return bool(pairs) and all(text.strip() in self.text(ids) for ids, text in pairs)
+
+
+def fitting_tokenizer(folders: Iterable[Path], trajectory: Trajectory) -> TokenTexts | None:
+    """Return the first tokenizer that decodes the recorded ids to the recorded texts, or None."""
+    found = (TokenTexts(folder) for folder in folders if (folder / "tokenizer.json").is_file())
+    return next((tokens for tokens in found if tokens.fits(trajectory)), None)
+
+
+def tokenizer_folders(file: Path, model_name: str) -> Iterator[Path]:
+    """Yield the folders that may hold the tokenizer of ``file``, likeliest first: the run's or benchmark's checkpoints,
+    then the base models that these and a rollout's conditions name, then ``model_name``."""
+    run_dir = file.parent.parent if file.parent.name == "trajectories" else file.parent
+    checkpoints = list_checkpoints(run_dir)
+    yield from (checkpoint.path for checkpoint in checkpoints)
+    measured = benchmark_record(file)
+    if measured.get("checkpoint"):
+        yield Path(str(measured["checkpoint"]))
+    rolled_out = read_object(file.with_suffix(".conditions.json"))
+    bases = [checkpoint.metadata.base_model for checkpoint in checkpoints]
+    for name in dict.fromkeys([*bases, measured.get("base_model"), rolled_out.get("model"), model_name]):
+        if name and (folder := _model_folder(str(name))) is not None:
+            yield folder
+
+
+def _model_folder(name: str) -> Path | None:
+    """A model's local files (packaged, local or in the hub's cache); does not use the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = resolve_model(name)
+    except EmailRLError:
+        return None  # the folder is gone: the view shows ids instead of text, with a note
+    if isinstance(found, Path):
+        return found
+    cached = try_to_load_from_cache(found, "tokenizer.json")
+    return Path(cached).parent if isinstance(cached, str) else None

@@ -139,10 +139,8 @@ class Plan:
         if split is None and self.job.cluster.gpus > 1 and self.job.settings.has_servers:
             notes.append("memory and tokens are those of one trainer")
         if split is not None and split.trainers > 1:
-            notes.append(
-                f"a step has {self.tokens.trajectories:,} trajectories: PER_DEVICE_TRAIN_BATCH_SIZE is per rank; "
-                "lower it to keep the batch"
-            )
+            rule = "PER_DEVICE_TRAIN_BATCH_SIZE is per rank; lower it to keep the batch"
+            notes.append(f"a step has {self.tokens.trajectories:,} trajectories: {rule}")
         if split is not None and split.rank_0_decides:
             notes.append("rank 0 runs all conversations with servers and is the bottleneck: more servers do not help")
         if other is not None:
@@ -157,10 +155,8 @@ class Plan:
             now, then = self.run_seconds, way.run_seconds
             cost = f", and cost {self._cost(then):,.2f} instead of {self._cost(now):,.2f}" if self.price else ""
             notes.append(f"with {way.text} the run would take {duration(then)} instead of {duration(now)}{cost}")
-        return [
-            *notes,
-            f"times exclude {'mailbox search, ' if split is None else ''}the judge, checkpoints and start-up",
-        ]
+        mailbox = "mailbox search, " if split is None else ""
+        return [*notes, f"times exclude {mailbox}the judge, checkpoints and start-up"]
 
 
 def make_plan(

@@ -1,8 +1,6 @@
-"""An index of the trajectories in a file, stored next to it, so that 100,000 of them can be listed quickly.
-
-The index of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory.
-It is only a cache: one that does not match its file (older, longer or damaged) is rebuilt.
-"""
+"""An index of the trajectories in a file, stored next to it, so that 100,000 of them can be listed quickly. The index
+of ``NAME.jsonl`` is ``NAME.jsonl.index``: a line that names its fields, then one JSON array per trajectory. It is only
+a cache: one that does not match its file (older, longer or damaged) is rebuilt."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -80,21 +79,16 @@ def _entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory |
 
 
 def index_path(path: Path) -> Path:
-    """The path of a trajectory file's index."""
     return path.with_name(f"{path.name}.index")
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Write a whole file of trajectories at once, and its index, atomically."""
-    lines: list[bytes] = []
-    entries: list[bytes] = []
-    offset = 0
-    for number, trajectory in enumerate(trajectories, 1):
-        lines.append(encode(trajectory_to_dict(trajectory)))
-        entries.append(_entry_line(number, offset, lines[-1], trajectory))
-        offset += len(lines[-1])
+    written = list(trajectories)
+    lines = [encode(trajectory_to_dict(each)) for each in written]
     write_out(path, b"".join(lines))
     if path.is_file():  # no index beside a pipe
+        entries = map(_entry_line, count(1), accumulate(map(len, lines), initial=0), lines, written)
         replace_bytes(index_path(path), b"".join([_HEADER, *entries]))
 
 
@@ -109,7 +103,6 @@ class TrajectoryWriter(JsonlWriter):
         self._line, self._offset = index.num_lines, index.size
 
     def append(self, trajectory: Trajectory) -> None:
-        """Append one trajectory."""
         content = encode(trajectory_to_dict(trajectory))
         self.write_bytes(content)
         self._line += 1
@@ -117,7 +110,6 @@ class TrajectoryWriter(JsonlWriter):
         self._offset += len(content)
 
     def close(self) -> None:
-        """Flush everything to disk."""
         super().close()
         self._index.close()
 
@@ -164,17 +156,14 @@ class TrajectoryIndex:
         return known
 
     def save(self) -> None:
-        """Write the index next to the file."""
         replace_bytes(index_path(self.path), b"".join([_HEADER, *self._lines]))
 
     @property
     def unreadable(self) -> list[int]:
-        """The positions of lines that hold no trajectory."""
         return [position for position, line in enumerate(self._lines) if line.endswith(_NO_TRAJECTORY)]
 
     @property
     def readable(self) -> list[int]:
-        """The positions of the lines that hold a trajectory."""
         return [position for position, line in enumerate(self._lines) if not line.endswith(_NO_TRAJECTORY)]
 
     @property
@@ -231,7 +220,6 @@ class TrajectoryIndex:
         return iter(self.entries())
 
     def entries(self, start: int = 0, stop: int | None = None) -> list[Entry]:
-        """The entries of a range of positions."""
         return self._entries(self._lines[start:stop])
 
     def _entries(self, lines: list[bytes]) -> list[Entry]:

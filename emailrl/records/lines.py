@@ -1,8 +1,6 @@
-"""Reads and writes JSON objects on disk, one per line, crash-safe.
-
-A line counts once its newline is on disk. A process that dies while writing leaves an incomplete last line, which the
-next writer removes and readers skip; any other bad line is an error with its file and number.
-"""
+"""Reads and writes JSON objects on disk, one per line, crash-safe. A line counts once its newline is on disk. A process
+that dies while writing leaves an incomplete last line, which the next writer removes and readers skip; any other bad
+line is an error with its file and number."""
 
 from __future__ import annotations
 
@@ -28,10 +26,8 @@ _SHOWN = 40  # characters of a wrong value quoted in an error
 
 def encode(record: Record) -> bytes:
     """Return one line of strict JSON with its newline; NaN and infinity become null."""
-    try:
+    with suppress(ValueError):  # a lone surrogate, or nested deeper than it allows
         return to_json(record, inf_nan_mode="null") + b"\n"  # takes a fifth of the standard library's time
-    except ValueError:  # a lone surrogate, or nested deeper than it allows
-        pass
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
@@ -99,27 +95,20 @@ def checked(kind: TypeAdapter[Value], name: str, path: Path, number: int, line: 
     try:
         return kind.validate_python(parse_line(path, number, line))
     except ValidationError as error:
-        raise EmailRLError(f"{path}, line {number}: not {name} ({_wrong_field(error)}).") from None
-
-
-def _wrong_field(error: ValidationError) -> str:
-    """The first wrong field by its path, and what it must be."""
-    first = error.errors(include_url=False)[0]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+        first = error.errors(include_url=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
     match first["type"], first["input"]:
         case "missing", _:
-            return f"{path} is missing"
+            wrong = f"{where} is missing"
         case "unexpected_keyword_argument", _:
-            return f"{path} is not a known field"
+            wrong = f"{where} is not a known field"
         case "value_error", _:
-            return f"{path}.{first['ctx']['error']}".removeprefix(".")
-        case _, list():
-            found = "a list"
-        case _, dict():
-            found = "an object"
+            wrong = f"{where}.{first['ctx']['error']}".removeprefix(".")
         case _, value:
-            found = cut(json.dumps(value), _SHOWN)
-    return f"{path} must be {first['msg'].removeprefix('Input should be ')}, not {found}".strip()
+            shown = {"list": "a list", "dict": "an object"}.get(type(value).__name__)
+            found = shown or cut(json.dumps(value), _SHOWN)
+            wrong = f"{where} must be {first['msg'].removeprefix('Input should be ')}, not {found}".strip()
+    raise EmailRLError(f"{path}, line {number}: not {name} ({wrong}).")
 
 
 def parse(content: bytes) -> Any:
@@ -157,14 +146,12 @@ class JsonlWriter:
         self.write_bytes(encode(record))
 
     def write_bytes(self, line: bytes) -> None:
-        """Append one encoded object."""
         rest = memoryview(line)
         with naming(self.path):
             while rest:  # a full disk takes a part and fails at the next write
                 rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
-        """Flush everything to disk."""
         if not self._file.closed:
             with naming(self.path):
                 os.fsync(self._file.fileno())

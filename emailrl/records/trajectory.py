@@ -163,13 +163,11 @@ class TokenSample:
             raise ValueError("token_ids, loss_mask and sampler_logprobs differ in length")
 
     def append_prompt(self, ids: list[int]) -> None:
-        """Add ids that the policy was shown."""
         self.token_ids += ids
         self.loss_mask += [0] * len(ids)
         self.sampler_logprobs += [None] * len(ids)
 
     def append_sampled(self, ids: list[int], logprobs: list[float]) -> None:
-        """Add ids that the policy sampled, with their log-probabilities."""
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled ids but {len(logprobs)} log-probabilities")
         self.token_ids += ids
@@ -239,20 +237,17 @@ _FIRST = ("id", "group_id", "run_id", "step", "mode", "policy_version", "adapter
 _LAST = ("reward", "reward_terms", "rubric", "final_answer", "final_sources", "stop_reason", "seconds", "exception")
 
 
-def _fields(node: Turn | TokenSample) -> Record:
+def _fields(node: Message | ToolCall | Turn | TokenSample) -> Record:
     # dataclasses.asdict copies every token id one by one; these lists run to thousands.
     return {name: getattr(node, name) for name in node.__slots__}
 
 
 def _message_to_dict(message: Message) -> Record:
-    record: Record = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        record["tool_calls"] = [
-            {"name": call.name, "arguments": call.arguments} | ({"id": call.id} if call.id else {})
-            for call in message.tool_calls
-        ]
-    optional = {"tool_call_id": message.tool_call_id, "name": message.name, "parse_error": message.parse_error}
-    return record | {name: value for name, value in optional.items() if value is not None}
+    calls = [
+        {name: value for name, value in _fields(call).items() if value or name != "id"} for call in message.tool_calls
+    ]
+    record = _fields(message) | {"tool_calls": calls}
+    return {name: value for name, value in record.items() if value is not None and value != []}
 
 
 class _Tokens(BaseModel):
@@ -351,7 +346,6 @@ class TrainingNote(BaseModel):
 
 
 def notes_path(trajectories: Path) -> Path:
-    """The file of training's notes on a trajectory file."""
     return trajectories.parent.parent / "training" / trajectories.name
 
 

@@ -56,11 +56,9 @@ def held(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def new_directory(base: Path, *, overwrite: bool) -> Iterator[Path]:
-    """The directory of a new run, locked against other processes: ``base``, else ``base-2``, ``base-3``.
-
-    ``overwrite`` takes the first, whose old run is restored if the block ends before it has a checkpoint. Raises
-    UsageError for a place that cannot be used.
-    """
+    """The directory of a new run, locked against other processes: ``base``, else ``base-2``, ``base-3``. ``overwrite``
+    takes the first, whose old run is restored if the block ends before it has a checkpoint. Raises UsageError for a
+    place that cannot be used."""
     if not overwrite:
         check_place(base, OPTION)
         with ExitStack() as stack:

@@ -16,7 +16,7 @@ from emailrl.base.disk import check_own, naming
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import first_line, plain, plain_line
 from emailrl.records.trajectory import MetricsWriter, Trajectory
-from emailrl.settings import Settings, TrackingSettings, check_wandb
+from emailrl.settings import Settings, TrackingSettings, trust
 
 if TYPE_CHECKING:
     from emailrl.measure.evaluation import Evaluation
@@ -59,22 +59,12 @@ Service = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]
 
 
 class Tracker:
-    """Writes every line and number of one run to all its destinations.
-
-    ``metrics.jsonl`` has one object per step, ``evaluations.jsonl`` one per evaluation (including step 0); entries
-    beyond ``step``, and evaluations beyond ``evaluated`` (None: ``step``), are removed, because those are repeated.
-    """
+    """Writes every line and number of one run to all its destinations. ``metrics.jsonl`` has one object per step,
+    ``evaluations.jsonl`` one per evaluation (including step 0); entries beyond ``step``, and evaluations beyond
+    ``evaluated``, are removed, because those are repeated."""
 
     def __init__(
-        self,
-        run_dir: Path,
-        settings: Settings,
-        display: Display,
-        *,
-        run_id: str,
-        mode: str,
-        step: int,
-        evaluated: int | None = None,
+        self, run_dir: Path, settings: Settings, display: Display, *, run_id: str, mode: str, step: int, evaluated: int
     ) -> None:
         self.display = display  # Shows the run while it trains.
         tracking = settings.tracking
@@ -89,8 +79,7 @@ class Tracker:
             self._services.append(_wandb(tracking, run_dir, run_id, settings.public(), self.say))
         # Last, because opening them removes lines, and a service may fail to start.
         self._metrics = MetricsWriter(run_dir / "metrics.jsonl", after_step=step)
-        last = step if evaluated is None else evaluated
-        self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=last)
+        self._evaluations = MetricsWriter(run_dir / "evaluations.jsonl", after_step=evaluated)
 
     def say(self, text: str, *, is_result: bool = False) -> None:
         """Print lines to the console and the log; a command prints the outcome of a run as its result."""
@@ -207,7 +196,7 @@ def duration(seconds: float) -> str:
 def check_services(tracking: TrackingSettings) -> None:
     """Raise UsageError if a service's package is missing, or an untrusted file of the folder configures W&B."""
     if tracking.wandb_mode != "disabled":
-        check_wandb(Path.cwd())
+        trust.check(trust.wandb_risks(Path.cwd()), Path.cwd())
     if tracking.tensorboard and find_spec("tensorboard") is None:
         problem = "TENSORBOARD needs the tensorboard package."
         raise UsageError(problem, "Run in the clone: pip install -e '.[tensorboard]'")

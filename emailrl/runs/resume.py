@@ -1,9 +1,5 @@
 """What a run starts from: which run and checkpoint ``--resume`` means, what going back to it removes, and what the two
-must have in common.
-
-Only the weights are taken from an adapter's folder, no optimizer or counters. The run adopts its rank, alpha, dropout
-and target modules.
-"""
+must have in common. Of an adapter's folder only weights, rank, alpha, dropout and target modules are taken."""
 
 from __future__ import annotations
 
@@ -37,12 +33,9 @@ _NOT_OF_TRAINING: Final = ("output_field", "test_set_size")  # Of the settings o
 
 
 def run_to_resume(resume: str, output_dir: Path, mode: str, *, any_mode: bool = False) -> Path | None:
-    """The directory of the run that ``resume`` means; None if ``auto`` finds none.
-
-    ``auto`` is the run of ``mode`` begun last if it died before its first checkpoint, else the ``latest``; ``latest``
-    and ``best`` are the newest run that has such a checkpoint, with ``any_mode`` of all modes but sft; a path is that
-    of a run or of a checkpoint.
-    """
+    """The directory of the run that ``resume`` means; None if ``auto`` finds none. ``auto`` is the run of ``mode``
+    begun last if it died before its first checkpoint, else the newest with one, as for ``latest`` and ``best``
+    (``any_mode``: of all modes but sft); a path is that of a run or of a checkpoint."""
     but, searched = (SFT, None) if any_mode else (None, mode)
     if resume == "auto":
         begun = [run for run in checkpoints.run_folders(output_dir, mode) if (run / LOCK).exists()]
@@ -115,11 +108,8 @@ def _recorded_steps(directory: Path) -> set[int]:
 def resumed(
     resume: str, directory: Path, *, overwrite: bool = False, remedy: str = GO_BACK
 ) -> Iterator[Checkpoint | None]:
-    """Lock the run in ``directory``, and only then choose its checkpoint that ``resume`` means; None as above.
-
-    ``overwrite`` allows losing the run's later work; ``remedy`` is the advice without it. Raises UsageError if later
-    work would be lost, EmailRLError for a damaged checkpoint or if another process trains there.
-    """
+    """Lock the run in ``directory``, and only then choose its checkpoint that ``resume`` means; None as above. Raises
+    UsageError, with ``remedy``, if later work would be lost without ``overwrite``."""
     with held(directory):
         checkpoint = checkpoint_to_resume(directory, resume)
         if checkpoint is not None and not (checkpoints.verify(checkpoint).path / STATE_FILE).is_file():
@@ -141,11 +131,8 @@ class Start:
 
 
 def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Start:
-    """Start from ``checkpoint``, else from ``settings.training.adapter``, after checking its recorded hashes.
-
-    The settings returned name the reference policy: a checkpoint's own if it is ``auto``. Raises UsageError if it is
-    not an adapter, EmailRLError if it is damaged.
-    """
+    """Start from ``checkpoint``, else from ``settings.training.adapter``, after checking its recorded hashes. The
+    settings returned name the reference policy: a checkpoint's own if it is ``auto``."""
     wanted, adapter, notes = settings.algorithm, settings.training.adapter, []
     if wanted.reference == "auto":  # without a KL nothing is kept to measure it to
         own = "start" if adapter is not None and wanted.beta else "base"
@@ -182,12 +169,9 @@ def check_agrees(
     checkpoint: Checkpoint, settings: Settings, mode: str, *,
     database: str, questions: str, source: str, fixed: Collection[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Differences from the checkpoint's settings, for the log.
-
-    ``database`` and ``questions`` are fingerprints, ``source`` names the questions. Raises UsageError, naming the
-    cause, if the run cannot continue: another base model, mode, adapter, LoRA shape, database or set of questions, or
-    another value of a ``fixed`` setting.
-    """
+    """Differences from the checkpoint's settings, for the log. ``database`` and ``questions`` are fingerprints,
+    ``source`` names the questions. Raises UsageError, naming the cause, for another base model, mode, adapter, LoRA
+    shape, database, set of questions or ``fixed`` setting."""
     before, path = checkpoint.metadata, checkpoint.path
     if before.base_model and not same_base(before.base_model, settings.model.name):
         problem = f"{path} was trained from {before.base_model}, not from {settings.model.name}."

@@ -171,7 +171,6 @@ class Interrupts:
             signal.pthread_kill(main, signal.SIGINT)
 
     def check(self) -> None:
-        """Raise a pending KeyboardInterrupt."""
         if self._requested:
             raise KeyboardInterrupt
 

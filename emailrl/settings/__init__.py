@@ -22,10 +22,10 @@ from emailrl.settings.tree import (
     VllmSettings,
     run_root,
 )
-from emailrl.settings.trust import Untrusted, check_wandb
+from emailrl.settings.trust import Untrusted
 
 __all__ = ["DEFAULT_DB", "PRESETS", "AgentSettings", "AlgorithmSettings", "BenchmarkSettings", "DataSettings"]
 __all__ += ["EvaluationSettings", "GenerationSettings", "LoraSettings", "ModelSettings", "OpenAISettings"]
 __all__ += ["OutputSettings", "PlayingSettings", "PolicySettings", "RewardSettings", "RewardWeightSettings"]
 __all__ += ["Settings", "SftSettings", "StoreSettings", "TrackingSettings", "TrainingSettings", "Untrusted"]
-__all__ += ["VllmSettings", "check_wandb", "folder_risks", "load_settings", "run_root", "trust_folder"]
+__all__ += ["VllmSettings", "folder_risks", "load_settings", "run_root", "trust_folder"]

@@ -1,9 +1,7 @@
-"""Where settings come from: each source read into ``{leaf: Given}`` with the origin of every value, and the loader.
-
-A run's folder may come from a stranger, so what its checkpoints record never decides what code runs, which server gets
+"""Where settings come from: each source read into ``{leaf: Given}`` with the origin of every value, and the loader. A
+run's folder may come from a stranger, so what its checkpoints record never decides what code runs, which server gets
 emails and keys, or where files are written: code and addresses must be given again, paths are the current ones, and
-secrets are not recorded.
-"""
+secrets are not recorded."""
 
 from __future__ import annotations
 
@@ -155,25 +153,12 @@ def from_toml(path: Path) -> Source:
     return _gather(pairs)
 
 
-def from_preset(name: str | None) -> Source:
-    """Values of a size preset; None means no preset."""
-    if name is None:
-        return {}
-    if name not in PRESETS:
-        near = nearest(name, PRESETS)
-        guess = f"Did you mean {near}? " if near else ""
-        raise UsageError(f"Unknown preset {name!r}.", f"{guess}Presets: {', '.join(PRESETS)}.")
-    return {by_name()[key]: Given(value, key, f"preset {name}") for key, value in PRESETS[name].items()}
-
-
 def from_record(
     record: Mapping[str, Mapping[str, Any]], stated: Mapping[Leaf, Given], others: Mapping[Leaf, Given]
 ) -> Source:
-    """The recorded values, without those that the record may not decide.
-
-    ``stated`` holds flags and environment, which override the record; ``others`` holds the folder's files and the
-    preset, which the record overrides. Raises UsageError for code or an address that none of them names.
-    """
+    """The recorded values, without those that the record may not decide. ``stated`` (flags and environment) override
+    the record, which overrides ``others`` (the folder's files and the preset). Raises UsageError for code or an address
+    that none of them names."""
     defaults = Settings().public()
     source: Source = {}
     for leaf in leaves():
@@ -209,18 +194,20 @@ def load_settings(
 ) -> Settings:
     """The settings in force: flag > environment > ``.env`` > ``emailrl.toml`` > preset > default.
 
-    ``overrides`` holds flags by setting name (``max_steps``, ``model_name``); None values are ignored. ``cwd`` is the
-    folder of ``emailrl.toml`` and, unless ``dotenv`` is off, ``.env``. ``recorded`` holds the original settings of a
-    resumed run; they override everything but flags and environment (`recorded`). ``trust`` permanently trusts the
-    current values in the folder's files; ``builds_db`` is for commands that write the database. ``looks_only`` is for
-    commands that send nothing, run none of the folder's code and write nothing: they also work in an untrusted folder,
-    ignoring addresses, keys and code set by its files. Raises ``UsageError`` for an unknown key, an invalid value, or
-    conflicting names of one setting within a source, and ``Untrusted`` for a value that a file may not set (`trust`).
+    ``overrides`` are flags by setting name (None: not given). ``cwd`` is the folder of ``emailrl.toml`` and, with
+    ``dotenv``, of ``.env``. ``recorded`` settings of a resumed run override all but flags and environment. ``trust``
+    trusts the values in the folder's files from now on; ``builds_db`` is for commands that write the database,
+    ``looks_only`` for those that send and write nothing: they ignore addresses, keys and code of an untrusted folder.
+    Raises ``UsageError`` for a wrong key or value, ``Untrusted`` for a value that a file may not set.
     """
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
     stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
     dotenv_source = from_dotenv(here / ".env") if dotenv else {}
-    others = ChainMap(dotenv_source, from_toml(here / "emailrl.toml"), from_preset(preset))
+    if preset is not None and preset not in PRESETS:
+        guess = f"Did you mean {near}? " if (near := nearest(preset, PRESETS)) else ""
+        raise UsageError(f"Unknown preset {preset!r}.", f"{guess}Presets: {', '.join(PRESETS)}.")
+    sized = {by_name()[key]: Given(value, key, f"preset {preset}") for key, value in PRESETS[preset or "full"].items()}
+    others = ChainMap(dotenv_source, from_toml(here / "emailrl.toml"), sized)
     record = from_record(recorded, stated, others) if recorded is not None else {}
     given = ChainMap(*stated.maps, record, *others.maps)
     risks = risks_of(given, here, builds_db=builds_db)

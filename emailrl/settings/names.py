@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
-from pydantic.fields import FieldInfo
 
 from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written
 from emailrl.settings.tree import PolicySettings, Settings
 
-_Mark = TypeVar("_Mark")
 _Group = TypeVar("_Group", bound=PolicySettings)
 
 PREFIX: Final = "EMAILRL_"  # of single-word environment names, since the bare word may belong to another program
@@ -63,7 +61,6 @@ class Leaf:
 
     @property
     def secret(self) -> bool:
-        """Whether its value must never be shown."""
         return SecretStr in self.kinds
 
     @property
@@ -89,7 +86,8 @@ def leaves() -> tuple[Leaf, ...]:
         model = info.annotation
         assert isinstance(model, type) and issubclass(model, Section)
         for name, field in model.model_fields.items():
-            env, flag, bounds = _mark(field, Env), _mark(field, Flag), field.metadata
+            marks: dict[type, Any] = {type(mark): mark for mark in field.metadata}
+            env, flag, bounds = marks.get(Env), marks.get(Flag), field.metadata
             kinds = tuple(_kinds(field.annotation))
             leaf = Leaf(
                 section=section,
@@ -102,9 +100,9 @@ def leaves() -> tuple[Leaf, ...]:
                 default=field.default,
                 description=field.description or "",
                 flags=flag.spellings if flag else (f"--{name.replace('_', '-')}",),
-                address=_mark(field, Address),
-                code=_mark(field, Code),
-                written=_mark(field, Written),
+                address=marks.get(Address),
+                code=marks.get(Code),
+                written=marks.get(Written),
             )
             found.append(leaf)
     return tuple(found)
@@ -130,7 +128,6 @@ def changed(settings: _Group, **values: Any) -> _Group:
 
 
 def tree_of(values: Mapping[Leaf, Any]) -> dict[str, dict[str, Any]]:
-    """Values by section and field."""
     tree: dict[str, dict[str, Any]] = {}
     for leaf, value in values.items():
         tree.setdefault(leaf.section, {})[leaf.field] = value
@@ -156,10 +153,6 @@ def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
 
     close = difflib.get_close_matches(written, folded, n=3, cutoff=cutoff)
     return folded[max(close, key=likeness)] if close else None
-
-
-def _mark(field: FieldInfo, kind: type[_Mark]) -> _Mark | None:
-    return next((item for item in field.metadata if isinstance(item, kind)), None)
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:

@@ -104,8 +104,19 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
         yield problem, f"Use {_CORRECTED}, or MAX_STALENESS=0."
 
 
-def _doubts(now: SimpleNamespace) -> Iterator[str]:
-    """Combinations that rarely work as meant."""
+def errors(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
+    """Reason and remedy of everything that ``train`` refuses."""
+    for need, env_name, value in _idle(now, "error"):
+        given = f"{env_name}={value:g}" if isinstance(value, float) else f"{env_name}={value}"
+        yield f"{given} has no effect: it needs {need}.", f"Set that, or unset {env_name}."
+    yield from _contradictions(now)
+
+
+def notes(now: SimpleNamespace) -> Iterator[str]:
+    """What a run's header says about its settings."""
+    for need, env_name, _ in _idle(now, "note"):
+        yield f"{env_name} has no effect: it needs {need}"
+    # Combinations that rarely work as meant.
     if now.beta and now.kl_in == "loss" and now.kl_estimator == "k1":
         yield "KL_ESTIMATOR=k1 with KL_IN=loss has zero gradient in expectation: use k2 or k3"
     if now.beta and now.kl_in == "reward" and now.kl_estimator != "k1":
@@ -120,21 +131,6 @@ def _doubts(now: SimpleNamespace) -> Iterator[str]:
         yield f"{now.estimator} without WHITEN_ADVANTAGES has no baseline at all"
     if now.algorithm == "gspo" and now.updates == 1:
         yield f"--algorithm gspo differs from grpo only in its aggregation without {_UPDATES}"
-
-
-def errors(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
-    """Reason and remedy of everything that ``train`` refuses."""
-    for need, env_name, value in _idle(now, "error"):
-        given = f"{env_name}={value:g}" if isinstance(value, float) else f"{env_name}={value}"
-        yield f"{given} has no effect: it needs {need}.", f"Set that, or unset {env_name}."
-    yield from _contradictions(now)
-
-
-def notes(now: SimpleNamespace) -> Iterator[str]:
-    """What a run's header says about its settings."""
-    for need, env_name, _ in _idle(now, "note"):
-        yield f"{env_name} has no effect: it needs {need}"
-    yield from _doubts(now)
 
 
 def _idle(now: SimpleNamespace, level: Level) -> Iterator[tuple[str, str, object]]:
@@ -157,6 +153,5 @@ def without_effect(now: SimpleNamespace) -> dict[str, str]:
 
 
 def needs_of(name: str) -> list[str]:
-    """What a setting needs, as the reference page says it."""
     rows = [*((need.settings, need.needs) for need in NEEDS), *_REFUSED]
     return [needs for settings, needs in rows if name in settings.split()]

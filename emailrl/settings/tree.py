@@ -395,7 +395,6 @@ class PolicySettings(Section):
         return self.vllm.staleness(servers=self.has_servers)
 
     def with_model(self, name: str) -> Self:
-        """These settings for another base model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"name": name})})
 
 

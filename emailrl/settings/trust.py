@@ -1,10 +1,7 @@
 """Values that a folder's files may not set until the user trusts the folder: servers that get keys and emails, code to
-run, and output paths outside the folder.
-
-Flags and environment belong to the user; `.env`, `emailrl.toml` and W&B's `wandb/settings` may come from a stranger.
-Dangerous settings are marked in their declarations (`Address`, `Code`, `Written`, every secret); numbers, model names,
-question files and a database to read are harmless.
-"""
+run, and output paths outside the folder. Flags and environment belong to the user; `.env`, `emailrl.toml` and W&B's
+`wandb/settings` may come from a stranger. Dangerous settings are marked in their declarations (`Address`, `Code`,
+`Written`, every secret); numbers, model names, question files and a database to read are harmless."""
 
 from __future__ import annotations
 
@@ -93,11 +90,6 @@ def wandb_risks(folder: Path) -> list[Risk]:
             digest = _digest(name, key, value)
             found.append(Risk(name, key, shown, "controls where W&B sends the run and its key", digest))
     return found
-
-
-def check_wandb(folder: Path) -> None:
-    """Raise Untrusted if W&B's settings file in the folder sets a value that requires trust."""
-    check(wandb_risks(folder), folder)
 
 
 def check(found: Sequence[Risk], folder: Path) -> None:

@@ -245,7 +245,8 @@ def _open(
             state, moments = load_state(checkpoint, SftState)
             fitter.load_state_dict(moments)
             origin = replace(origin, run_id=checkpoint.metadata.run_id, resumed_from=checkpoint.reference)
-        tracker = Tracker(directory, settings, display, run_id=origin.run_id, mode=SFT, step=state.step)
+        step = state.step
+        tracker = Tracker(directory, settings, display, run_id=origin.run_id, mode=SFT, step=step, evaluated=step)
         stack.enter_context(closing(tracker))
         what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
         begun = f"Fine-tuning: {counted(sft.sft_steps, 'step')}"

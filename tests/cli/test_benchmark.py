@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tiny import make_checkpoint
 
-from emailrl.agent.play import Collector
 from emailrl.agent.task import Rubric
 from emailrl.records import read_trajectories
 
@@ -115,25 +114,6 @@ def test_a_run_without_a_best_model_is_passed_over(emailrl, here: Path, monkeypa
     for command in (("benchmark", "--limit", 1), ("rollout", "--limit", 1)):
         code, _, error = emailrl(*command)
         assert code == 0 and f"best_model are skipped: {here / 'elsewhere' / 'grpo_masked'}\n" in error
-
-
-def test_an_interrupt_exits_130_with_what_is_finished(emailrl, here: Path, monkeypatch) -> None:
-    real, played = Collector.collect, []
-
-    def collect(*arguments, **options):
-        if len(played) == 2:
-            raise KeyboardInterrupt
-        played.append(real(*arguments, **options))
-        return played[-1]
-
-    monkeypatch.setattr(Collector, "collect", collect)
-    code, out, said = emailrl("benchmark", "--sequential", "--out", "bench")
-    assert code == 130 and "outputs/grpo_masked/best_model: interrupted after 2 of 4 questions, the first ones" in out
-    assert "2 questions saved in bench; to finish, rerun the same command with --resume --out bench" in said
-    written = json.loads((here / "bench" / "results.json").read_text())
-    assert written["interrupted"] and written["results"][0]["num_questions"] == 2
-    code, out, error = emailrl("benchmark", "--out", "other")  # before anything has ended
-    assert (code, out) == (130, "") and error.splitlines()[-1] == "interrupted"
 
 
 def test_two_begun_in_the_same_second_have_a_folder_each(emailrl, here: Path, monkeypatch) -> None:

@@ -31,7 +31,8 @@ CAUSES = {
         *("train --preset tiny", "train --from-openrlhf '--kl_estimater k3'", "plan --gpu H900", "plan --run model"),
         *("ask ''", "ask 'post\udcff'", "ask When? --db mail.db --inbox an@example.com"),
         *("ask When? --checkpoint best --model nano", "ask When? --checkpoint best --engine openai"),
-        *("gen-questions --dry-run", "inspect-trajectory --list --page", "inspect-trajectory --redact"),
+        *(f"gen-questions {option}" for option in ("--dry-run", "--yes", "--max-cost 1", "--generator-model m")),
+        *("inspect-trajectory --list --page", "inspect-trajectory --redact", "view emailrl.toml"),
         *("trust nowhere", "checkpoints list nowhere", "view nowhere", "report nowhere", "gen-db --source nowhere"),
     ],
 }

@@ -10,7 +10,6 @@ import pytest
 from tiny import cut_matrices, make_checkpoint
 
 from emailrl.agent.play import audit
-from emailrl.engines.renderer import ChatRenderer
 from emailrl.measure.journal import Conditions
 from emailrl.records import read_trajectories
 
@@ -75,35 +74,6 @@ def test_nothing_is_made_or_replaced_before_there_is_something_to_write(emailrl,
     (here / "taken").write_text("a file")
     code, _, err = emailrl("rollout", "--out", "taken/mine.jsonl")
     assert code == 2 and "taken is not writable" in err
-
-
-def test_an_interrupt_keeps_what_has_ended(emailrl, here: Path, monkeypatch) -> None:
-    original, completions = ChatRenderer.parse, []
-
-    def interrupted(self: ChatRenderer, ids: list[int]) -> object:
-        completions.append(ids)
-        if len(completions) == 4:
-            raise KeyboardInterrupt
-        return original(self, ids)
-
-    monkeypatch.setattr(ChatRenderer, "parse", interrupted)
-    monkeypatch.setenv("MAX_BATCH_TRAJECTORIES", "1")
-    monkeypatch.setenv("MAX_TURNS", "1")
-    arguments = ("rollout", "--limit", 4, "--num-generations", 2, "--json", "--out", "kept.jsonl")
-    code, out, err = emailrl(*arguments)
-    assert (code, out) == (130, "")
-    kept = list(read_trajectories(here / "kept.jsonl"))
-    assert [len(trajectory.turns) for trajectory in kept] == [1, 1, 1]
-    assert all(trajectory.stop_reason is not None and trajectory.reward_terms for trajectory in kept)
-    again = "rerun the same command with --resume --out kept.jsonl"
-    assert f"3 finished trajectories saved in kept.jsonl; to finish, {again}" in err
-    assert emailrl(*arguments, "--resume")[0] == 0
-    whole = list(read_trajectories(here / "kept.jsonl"))
-    assert {t.id: t.seconds for t in kept}.items() <= {t.id: t.seconds for t in whole}.items()
-    assert sorted(t.id for t in whole) == [f"test-000000-q{q}-{member}" for q in range(4) for member in range(2)]
-    assert [t.id[-1] for t in whole] == ["0", "1"] * 4
-    code, _, err = emailrl(*arguments, "--resume", "--split", "all")
-    assert code == 2 and "kept.conditions.json was started under other conditions: split was test, now all." in err
 
 
 def test_resuming_without_the_options_says_what_is_left_and_what_to_repeat(emailrl, here: Path) -> None:

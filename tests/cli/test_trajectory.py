@@ -8,7 +8,7 @@ from rich.console import Console
 
 from emailrl.cli.output import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
-from emailrl.page.tokens import TokenTexts
+from emailrl.page.shapes import TokenTexts
 from emailrl.records.trajectory import Message, SampleNote, StopReason, ToolCall, TrainingNote, Trajectory
 
 

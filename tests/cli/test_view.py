@@ -55,10 +55,3 @@ def test_a_benchmark_is_not_the_newest_run(emailrl, tmp_path: Path, trajectory: 
     code, out, said = emailrl("inspect-trajectory")
     file = "outputs/benchmarks/20260101/trajectories/nano.jsonl"
     assert code == 0 and said == f"Newest trajectory file: {file}\n" and file in out
-
-
-def test_what_holds_no_trajectory_is_an_error_and_not_waited_for(emailrl, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello\n")
-    for name, what in (("outputs/nosuch", "does not exist"), ("notes.txt", "holds no trajectory")):
-        error = f"error: {name} {what}. Pass a run's folder or a trajectory file.\n"
-        assert emailrl("view", name) == (2, "", error)

@@ -154,6 +154,7 @@ def check(name: str, how: str, seed: int, mailbox: Path, folder: Path) -> str:
     assert code == 130 and seconds < SECONDS * busy, f"{ended}\n{said}"
     assert "Traceback" not in said and said.count("interrupted\n") == 1, said
     assert done == kept, f"{ended}\n{said}"
+    assert not any(folder.glob("*.building")), ended
     return ended
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from mail.mails import found, make_tar, only, text
+from mail.mails import found, make_tar, text
 
 from emailrl.cli.app import main
 from emailrl.mail import build
@@ -125,27 +122,6 @@ def test_every_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, gen_db: Ge
         assert done.stderr.startswith("error: ") and message in done.stderr, (arguments, done.stderr)
         assert len(done.stderr.splitlines()) == 1, (arguments, done.stderr)
         assert sorted(tmp_path.rglob("*")) == before, arguments
-
-
-@pytest.mark.parametrize(
-    ("end", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM), (os.killpg, signal.SIGTERM)]
-)  # a terminal's Ctrl-C goes to the workers too, as does systemd's SIGTERM
-def test_an_ended_build_exits_with_130_and_leaves_no_file_and_no_process(
-    tmp_path: Path, end: Callable[[int, int], None], number: int
-) -> None:
-    (tmp_path / "mail.tar").write_bytes(make_tar({f"m/{number}.": text(number) for number in range(20_000)}))
-    command = [sys.executable, "-m", "emailrl", "gen-db", "--source", "mail.tar", "--db", "mail.db", "--workers", "2"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "mail.db.building").exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    end(process.pid, number)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
-    assert "Traceback" not in stderr
-    assert stderr.endswith("interrupted\n") and only(tmp_path) == ["mail.tar"]
 
 
 def test_an_interrupted_overwriting_says_that_the_database_is_as_before(

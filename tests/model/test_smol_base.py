@@ -33,7 +33,6 @@ from emailrl.model.resolve import (
     read_base,
     resolve_model,
     same_base,
-    smol_folder,
 )
 from emailrl.model.shape import find_shape
 from emailrl.records.trajectory import Message, ToolCall
@@ -231,7 +230,7 @@ def test_a_damaged_base_and_a_missing_reader_are_named(
     os.truncate(base / file, (base / file).stat().st_size - 200)
     before = set(cache.glob("smol*"))
     with pytest.raises(EmailRLError, match=f"base model in {base}/.* failed to load: .* Copy the model into {base}"):
-        smol_folder("smol-base", base)
+        resolve_model("smol-base", base)
     assert set(cache.glob("smol*")) == before and not list(cache.glob(".smol*"))
 
 

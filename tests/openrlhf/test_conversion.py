@@ -76,23 +76,11 @@ NEEDS = {
 
 
 VALUES = {
-    "actor_learning_rate": "1e-6",
-    "advantage_estimator": "gae",
-    "attn_implementation": "sdpa",
-    "critic_learning_rate": "9e-6",
-    "dual_clip": "3.0",
-    "gamma": "0.9",
-    "input_template": "'Q: {}'",
-    "is_correction_type": "icepop",
-    "kl_estimator": "k2",
-    "lambd": "0.9",
-    "lora_dropout": "0.1",
-    "lr_scheduler": "cosine_with_min_lr",
-    "lr_warmup_ratio": "0.1",
-    "min_lr_ratio": "0.1",
-    "param_dtype": "fp32",
-    "policy_loss_type": "ppo",
-    "top_p": "0.9",
+    **{"advantage_estimator": "gae", "policy_loss_type": "ppo", "kl_estimator": "k2", "is_correction_type": "icepop"},
+    **{"actor_learning_rate": "1e-6", "critic_learning_rate": "9e-6", "lr_scheduler": "cosine_with_min_lr"},
+    **{"attn_implementation": "sdpa", "param_dtype": "fp32", "input_template": "'Q: {}'", "dual_clip": "3.0"},
+    **dict.fromkeys(("gamma", "lambd", "top_p"), "0.9"),
+    **dict.fromkeys(("lora_dropout", "lr_warmup_ratio", "min_lr_ratio"), "0.1"),
     "vllm_gpu_memory_utilization": "0.5",
 }
 

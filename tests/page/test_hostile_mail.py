@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from chromium import needs_chromium, shown
+from local_server import LocalServer, QuietHandler
 from page.conftest import written
 
 from emailrl.records import write_trajectories
@@ -23,18 +23,14 @@ def asked() -> Iterator[tuple[int, list[str]]]:
     """A server on this machine: its port, and the paths that were asked of it."""
     paths: list[str] = []
 
-    class Noting(BaseHTTPRequestHandler):
+    class Noting(QuietHandler):
         def do_GET(self) -> None:
             paths.append(self.path)
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, format: str, *arguments: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Noting) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port, paths
-        server.shutdown()
+    with closing(LocalServer(Noting)) as server:
+        yield server.port, paths
 
 
 def payloads(port: int) -> list[str]:

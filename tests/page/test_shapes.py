@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.page.shapes import detail, evidence, failure, rows
-from emailrl.page.tokens import TokenTexts
+from emailrl.page.shapes import TokenTexts, detail, evidence, failure, rows
 from emailrl.records import Entry, TrainingNote, TrajectoryIndex, write_trajectories
 from emailrl.records.trajectory import Message, SampleNote, Trajectory, Turn
 

@@ -24,7 +24,7 @@ OFF = TrackingSettings(wandb_mode="disabled")
 
 
 def tracked(folder: Path, settings: Settings, say: Any = silent, run_id: str = "r", step: int = 0) -> Tracker:
-    return Tracker(folder, settings, Display(say), run_id=run_id, mode="masked", step=step)
+    return Tracker(folder, settings, Display(say), run_id=run_id, mode="masked", step=step, evaluated=step)
 
 
 def test_the_pace_of_the_steps_done_is_that_of_those_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def play(
         tracking=TrackingSettings(wandb_mode="disabled"),
     )
     said: list[str] = []
-    tracker = Tracker(directory, settings, Display(said.append), run_id="r", mode="masked", step=0)
+    tracker = Tracker(directory, settings, Display(said.append), run_id="r", mode="masked", step=0, evaluated=0)
     script: Any = Script(list(accuracies), rewards, right, raises, fails, outages, truncated, entropy)
     wanted = make_filter(resolve(settings), settings.algorithm, answers=True)
     run = TrainingRun(

@@ -155,11 +155,9 @@ def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
     agent, vllm = settings.agent, settings.vllm
     # vLLM returns log-probabilities before temperature, or after top-p and top-k; training needs those in between.
     if is_filtered(agent) and agent.temperature not in (0, 1):
-        given = (
-            f"TEMPERATURE={agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k} cannot be trained"
-        )
+        given = f"TEMPERATURE={agent.temperature:g} with TOP_P={agent.top_p:g} and TOP_K={agent.top_k}"
         hint = "vLLM states log-probabilities of one or the other: use TOP_P=1 and TOP_K=0, or TEMPERATURE=1."
-        raise UsageError(f"On vLLM, {given}.", hint)
+        raise UsageError(f"On vLLM, {given} cannot be trained.", hint)
     if trainable and vllm.stale_spans == "correct" and settings.algorithm.importance_correction == "off":
         hint = "Set IMPORTANCE_CORRECTION=tis, or STALE_SPANS=refuse."
         raise UsageError("STALE_SPANS=correct needs an importance correction.", hint)

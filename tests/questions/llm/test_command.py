@@ -148,9 +148,3 @@ def test_a_killed_run_keeps_what_was_answered(
     assert (code, told["cached"], told["questions"], len(healthy.requests)) == (0, 3, 60, 3)
     answered = {mails_of(request)[0]["message_id"] for request in stub.requests[:3]}
     assert answered.isdisjoint(mails_of(request)[0]["message_id"] for request in healthy.requests)
-
-
-@pytest.mark.parametrize("option", [["--dry-run"], ["--yes"], ["--max-cost", "1"], ["--generator-model", "m"]])
-def test_options_of_the_other_generator_are_refused(emailrl: Run, option: list[str]) -> None:
-    code, _, err = emailrl("http://localhost/v1", "--generator", "template", *option)
-    assert code == 2 and "--generator llm" in err
