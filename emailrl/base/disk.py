@@ -187,7 +187,7 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
     """A stamp that changes with the file's content; None if there is no file."""
     try:
         stat = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 

@@ -89,9 +89,7 @@ def benchmark(
     attack: Annotated[
         bool, Option("--attack", help="Also run every question on emails with injected instructions.")
     ] = False,
-    out: Annotated[
-        Path | None, path_option("--out", help="Output folder for results.json, CSVs and trajectories.")
-    ] = None,
+    out: Annotated[Path | None, path_option(help="Output folder for results.json, CSVs and trajectories.")] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     trust: Trust = False,

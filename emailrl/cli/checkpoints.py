@@ -144,9 +144,7 @@ def show_command(
 def prune_command(
     *,
     run: Run = None,
-    keep: Annotated[
-        int | None, Option("--keep", min=0, help="Checkpoints to keep per run. Default: SAVE_TOTAL_LIMIT.")
-    ] = None,
+    keep: Annotated[int | None, Option(min=0, help="Checkpoints to keep per run. Default: SAVE_TOTAL_LIMIT.")] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation.")] = False,
     overrides: Overrides,
     trust: Trust = False,

@@ -28,9 +28,7 @@ from emailrl.settings import load_settings
 def export(
     checkpoint: Checkpoint = None,
     format: Annotated[Literal["adapter", "merged"], Option(help="LoRA adapter, or merged weights.")] = "adapter",
-    out: Annotated[
-        Path | None, path_option("--out", help="Output folder. Default: in exports/ next to the runs.")
-    ] = None,
+    out: Annotated[Path | None, path_option(help="Output folder. Default: in exports/ next to the runs.")] = None,
     overwrite: Overwrite = False,
     trust: Trust = False,
     json: Json = False,

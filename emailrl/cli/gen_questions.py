@@ -53,7 +53,7 @@ ASK_ABOVE = 1.0  # dollars above which a run needs confirmation, as it does if t
 @setting_options("db seed allow_shared_inbox generator_model generator_base_url")
 def gen_questions(
     *,
-    out: Annotated[Path | None, path_option("--out", help="Output JSONL file. Default: next to the database.")] = None,
+    out: Annotated[Path | None, path_option(help="Output JSONL file. Default: next to the database.")] = None,
     generator: Annotated[
         Literal["template", "llm"], Option(help="template: provable answers, no model; llm: written by a model.")
     ] = "template",

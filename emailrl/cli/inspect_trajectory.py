@@ -42,9 +42,7 @@ def inspect_trajectory(
     path: Annotated[
         Path | None, Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
     ] = None,
-    index: Annotated[
-        int | None, Option("--index", help="Position in the file: 0 is the first, -1 the last. Default: -1.")
-    ] = None,
+    index: Annotated[int | None, Option(help="Position in the file: 0 is the first, -1 the last. Default: -1.")] = None,
     overrides: Overrides,
     follow: Annotated[bool, Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,
     listing: Annotated[
@@ -75,7 +73,7 @@ def inspect_trajectory(
     count, wanted = len(found), -1 if index is None else index
     # A bad line that is the only one will be the command's error.
     is_bad = not listing and found.unreadable == [count + wanted if wanted < 0 else wanted]
-    warn(*map(plain_line, found.torn if is_bad else found.complaints))
+    warn(*map(plain_line, [*([] if is_bad else found.bad_lines), *found.torn]))
     position = place.position_in(found, wanted)
     if listing:
         first = max(count - limit, 0) if wanted == -1 else position

@@ -71,9 +71,7 @@ def plan(
     ] = None,
     run: Annotated[
         Path | None,
-        path_option(
-            "--run", help="Run to take token counts from; without --gpu also timings, without --model also the model."
-        ),
+        path_option(help="Run to take token counts from; without --gpu also timings, without --model also the model."),
     ] = None,
     mfu: Annotated[
         float | None,

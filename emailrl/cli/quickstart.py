@@ -65,7 +65,7 @@ class Outcome:
 def quickstart(
     max_steps: Annotated[int, Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
     out: Annotated[
-        Path | None, path_option("--out", help="Output folder. Default: quickstart, or the next free number.")
+        Path | None, path_option(help="Output folder. Default: quickstart, or the next free number.")
     ] = None,
     overwrite: Overwrite = False,
     json: Json = False,

@@ -60,9 +60,7 @@ def rollout(
     limit: Annotated[int, Option(min=1, help="Number of questions.")] = 20,
     num_generations: Annotated[int, Option(min=1, help="Rollouts per question.")] = 1,
     split: Annotated[Literal["train", "val", "test", "all"], Option(help="Split of the questions.")] = "test",
-    out: Annotated[
-        Path | None, path_option("--out", help="Output JSONL file. Default: the next in outputs/rollouts/.")
-    ] = None,
+    out: Annotated[Path | None, path_option(help="Output JSONL file. Default: the next in outputs/rollouts/.")] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
     trust: Trust = False,

@@ -46,7 +46,7 @@ def sft(
     workers: Annotated[
         int | None, Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
     ] = None,
-    out: Annotated[Path | None, path_option("--out", help="Folder of the run. Default: OUTPUT_DIR_sft.")] = None,
+    out: Annotated[Path | None, path_option(help="Folder of the run. Default: OUTPUT_DIR_sft.")] = None,
     resume: Annotated[
         str | None, Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")
     ] = None,

@@ -318,7 +318,6 @@ def draw_accuracies(report: Report, out: Path) -> list[Path]:
 
 
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
-    """Each subject, followed by the same one under attack."""
     twins = ((each, replace(each, label=f"{each.label} (attacked)", attacked=True)) for each in subjects)
     return [subject for pair in twins for subject in pair]
 

@@ -89,7 +89,6 @@ class Policy:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids that the model can embed."""
         rows = self.model.get_input_embeddings().num_embeddings
         assert isinstance(rows, int)
         return rows

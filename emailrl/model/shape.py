@@ -250,7 +250,6 @@ def load_config(name: str, path: str | Path) -> Any:
 
 
 def remedy_for(name: str, path: str | Path, files: str) -> str:
-    """What to do about damaged ``files`` of the model in ``path``."""
     if name in (SMOL, SMOL_BASE):
         return f"Delete {path}: the next run converts the model again."
     return f"Check {files}, or choose another model."

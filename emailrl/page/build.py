@@ -83,7 +83,7 @@ def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list
         positions = index.readable if place.index is None else [position_in(index, place.index)]
         if place.index is not None and len(index) > 1:
             cut.append(f"{len(index) - 1} of the {len(index)} trajectories in {file.name}")
-        cut += index.complaints
+        cut += index.bad_lines + index.torn
         if (over := count + len(positions) - max_trajectories) > 0:
             cut.append(f"{over} of the {len(positions)} trajectories in {file.name}")
             positions = positions[:-over]

@@ -147,9 +147,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
-    def __init__(self, status: HTTPStatus, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    """A status and a message."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -163,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check()
             self._answer()
         except _Refused as refused:
-            self._refuse(refused.status, str(refused))
+            self._refuse(*refused.args)
         except EmailRLError as error:  # a damaged line
             self._refuse(HTTPStatus.NOT_FOUND, error.message)
         except FileNotFoundError:

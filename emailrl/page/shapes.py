@@ -130,9 +130,7 @@ def evidence(trajectory: Trajectory) -> Record:
                 first.setdefault(hit["message_id"], number)
     gold, cited = trajectory.scenario.message_ids, dict.fromkeys(trajectory.final_sources)
     return {
-        "gold": [
-            {"id": each, "found": found.get(each), "read": read.get(each), "cited": each in cited} for each in gold
-        ],
+        "gold": [{"id": one, "found": found.get(one), "read": read.get(one), "cited": one in cited} for one in gold],
         "others": [each for each in cited if each not in gold],
     }
 

@@ -122,7 +122,6 @@ class Plan:
 
     @property
     def notes(self) -> list[str]:
-        """What the numbers are based on, and what they exclude."""
         device, split, worst, other = self.job.cluster.device, self.split, self.worst, self.alternative
         notes = list(self.remarks)
         if self.memory.layout.layers == "unsloth":

@@ -167,11 +167,6 @@ class TrajectoryIndex:
         return [position for position, line in enumerate(self._lines) if not line.endswith(_NO_TRAJECTORY)]
 
     @property
-    def complaints(self) -> list[str]:
-        """Problems with the file, if any: ``bad_lines`` and ``torn``."""
-        return [*self.bad_lines, *self.torn]
-
-    @property
     def bad_lines(self) -> list[str]:
         """How many lines hold no trajectory and which, with errors of the first ones, if any."""
         unreadable = self.unreadable

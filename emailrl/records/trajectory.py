@@ -243,9 +243,7 @@ def _fields(node: Message | ToolCall | Turn | TokenSample) -> Record:
 
 
 def _message_to_dict(message: Message) -> Record:
-    calls = [
-        {name: value for name, value in _fields(call).items() if value or name != "id"} for call in message.tool_calls
-    ]
+    calls = [{key: item for key, item in _fields(call).items() if item or key != "id"} for call in message.tool_calls]
     record = _fields(message) | {"tool_calls": calls}
     return {name: value for name, value in record.items() if value is not None and value != []}
 

@@ -24,15 +24,9 @@ from emailrl.records.trajectory import Message, Scenario, TokenSample, Trajector
 def make(name: str, *, ids: tuple[int, ...] = (0,), text: str = "") -> Trajectory:
     sample = TokenSample()
     sample.append_sampled(list(ids), [-0.5] * len(ids))
-    return Trajectory(
-        name,
-        "g",
-        Scenario("q", f"question of {name}", "gold", ["<m@x>"], "ann@example.com", "2001-01-01"),
-        step=4,
-        messages=[Message("assistant", text)],
-        turns=[Turn(list(ids), [-0.5] * len(ids), "stop")],
-        samples=[sample],
-    )
+    asked = Scenario("q", f"question of {name}", "gold", ["<m@x>"], "ann@example.com", "2001-01-01")
+    turns, messages = [Turn(list(ids), [-0.5] * len(ids), "stop")], [Message("assistant", text)]
+    return Trajectory(name, "g", asked, step=4, messages=messages, turns=turns, samples=[sample])
 
 
 @pytest.fixture

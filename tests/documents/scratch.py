@@ -79,14 +79,6 @@ def run(script: str, home: Path, *, small: bool = True) -> subprocess.CompletedP
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=900)
 
 
-def run_plainly(words: list[str], folder: Path, environment: dict[str, str]) -> str:
-    """What ``emailrl`` prints in a folder, with nothing of the above but this environment."""
-    command, environment = [sys.executable, "-m", "emailrl", *words], {"PYTHONPATH": str(ROOT)} | environment
-    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def run_block(block: Block, home: Path, *, small: bool) -> None:
     """Run a block of commands; of a ``console`` block, compare what each command prints with what the page shows."""
     for command, shown in _parts(block):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import pytest
 from documents.pages import DOCS, blocks
-from documents.scratch import run_plainly
 
 from emailrl.plan import Known, Plan, find_device, make_plan
+from emailrl.plan.devices import GIB
 from emailrl.settings import PRESETS, load_settings
 from emailrl.settings.names import by_name
 
@@ -36,16 +35,15 @@ def test_the_stages_are_those_of_the_presets() -> None:
 def test_planned_figures(row: tuple[str, ...], tmp_path: Path) -> None:
     size, gpu, setting, *figures = row
     (tmp_path / "emailrl.toml").write_text(ONE_GPU_SETTINGS, encoding="utf-8")
-    environment = dict([setting.split("=")]) if setting else {}
-    line = ["plan", "--gpu", gpu, "--model", f"Qwen/Qwen3-{size}", "--json"]
-    planned = json.loads(run_plainly(line, tmp_path, environment).splitlines()[-1])
-    assert planned["fits"]
-    seconds = planned["seconds"]
-    hours = seconds["run"] / 3600
+    environ = dict([setting.split("=")]) if setting else {}
+    planned = make_plan(
+        load_settings({"model_name": f"Qwen/Qwen3-{size}"}, cwd=tmp_path, environ=environ), find_device(gpu)
+    )
+    assert planned.fits
+    use, hours = planned.use, planned.run_seconds / 3600
+    seconds = [f"{use.rollout:.0f}", f"{use.handover:.1f}", f"{use.score + use.train:.0f}"]
     shown = f"{hours * 60:.0f} min" if hours < 2 else f"{hours:.1f} h"
-    peak, sampling, update = planned["memory"]["peak"], seconds["rollout"], seconds["score"] + seconds["train"]
-    adapter = f"{seconds['handover']:.1f}"
-    assert figures == [f"{peak:.1f}", str(int(sampling + 0.5)), adapter, str(int(update + 0.5)), shown]
+    assert figures == [f"{planned.memory.peak / GIB:.1f}", *seconds, shown]
 
 
 SCALING = (DOCS / "guides/scaling.md").read_text(encoding="utf-8")

@@ -154,14 +154,9 @@ def test_damage_is_an_error_with_the_remedy(tmp_path: Path, email: Make) -> None
     build_database((email(n, body=f"word {n} " * 200) for n in range(60)), db)
     damage(db, "emails", "recipients")
     question = Scenario("q", "Q?", "A", ["<1@x>"], "bob@x.org", "2001-06-01")
-    readers: list[Callable[[], object]] = [
-        lambda: last_day(db),
-        lambda: missing_ids([question], db),
-        lambda: generate(db),
-        lambda: generate(db, inboxes=["bob@x.org"]),
-        lambda: build_database([email(99)], db, append=True),
-    ]
-    for read in readers:
+    readers: list[Callable[[], object]] = [lambda: last_day(db), lambda: missing_ids([question], db)]
+    readers += [lambda: generate(db), lambda: generate(db, inboxes=["bob@x.org"])]
+    for read in (*readers, lambda: build_database([email(99)], db, append=True)):
         with pytest.raises(EmailRLError, match="move this one away") as error:
             read()
         assert error.value.exit_code == 1

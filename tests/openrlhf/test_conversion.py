@@ -109,15 +109,9 @@ def test_a_shells_quoting_equals_signs_and_continuations() -> None:
         " --use_kl_loss\\\n"
         ' --eps_clip_low_high 0.2 0.28 \\ \n --input_template="Q: {}"  # a comment\n --save_steps -1 --use_wandb='
     )
-    assert parse(text) == {
-        "pretrain": ["a folder/model"],
-        "kl_estimator": ["k2"],
-        "use_kl_loss": [],
-        "eps_clip_low_high": ["0.2", "0.28"],
-        "input_template": ["Q: {}"],
-        "save_steps": ["-1"],
-        "use_wandb": [""],
-    }
+    words = {"pretrain": ["a folder/model"], "kl_estimator": ["k2"], "use_kl_loss": [], "save_steps": ["-1"]}
+    words |= {"eps_clip_low_high": ["0.2", "0.28"], "input_template": ["Q: {}"], "use_wandb": [""]}
+    assert parse(text) == words
 
 
 def test_old_and_dotted_names_are_one_flag_and_of_one_that_comes_twice_the_last_counts() -> None:
@@ -166,14 +160,8 @@ def test_what_cannot_be_converted_names_the_flag(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "--use_wandb sk-secret",
-        "--use_wandb=sk-secret",
-        "--logger.wandb.key sk-secret",
-        "--use_wandb sk-secret sk-secret",
-        "--use_wandb_key sk-secret",
-        "--use_wandb_key=sk-secret",
-        "--use_wandb 'sk-secret",
-        "sk-secret",
+        *(f"--use_wandb{rest}" for rest in (" sk-secret", "=sk-secret", " sk-secret sk-secret", " 'sk-secret")),
+        *("--use_wandb_key sk-secret", "--use_wandb_key=sk-secret", "--logger.wandb.key sk-secret", "sk-secret"),
     ],
 )
 def test_a_token_is_never_written(text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,19 +176,10 @@ def test_a_token_is_never_written(text: str, capsys: pytest.CaptureFixture[str])
 
 def test_reinforce_with_a_baseline(tmp_path: Path) -> None:
     text = "--advantage_estimator reinforce_baseline --n_samples_per_prompt 8 --init_kl_coef 1e-5 --use_kl_loss"
-    assert values_of(text + " --kl_estimator k2") == {
-        "algorithm": "reinforce_pp_baseline",
-        "num_generations": 8,
-        "beta": 1e-5,
-        "kl_in": "loss",
-        "kl_estimator": "k2",
-        "whiten_advantages": True,
-        "ratio_level": "token",
-        "loss_aggregation": "token_mean",
-        "min_group_std": 0.0,
-        "reward_clip_low": -10.0,
-        "reward_clip_high": 10.0,
-    }
+    expected = {"algorithm": "reinforce_pp_baseline", "num_generations": 8, "beta": 1e-5, "kl_in": "loss"}
+    expected |= {"kl_estimator": "k2", "whiten_advantages": True, "ratio_level": "token", "min_group_std": 0.0}
+    expected |= {"loss_aggregation": "token_mean", "reward_clip_low": -10.0, "reward_clip_high": 10.0}
+    assert values_of(text + " --kl_estimator k2") == expected
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,8 @@ Row = dict[str, Any]
 
 def row(**changes: Any) -> Row:
     """A complete question row."""
-    whole: Row = {
-        "id": 7,
-        "question": "Who leads Alpha?",
-        "answer": "Ana Roe",
-        "message_ids": ["<1@x>"],
-        "how_realistic": 0.8,
-        "inbox_address": "Me@X.org",
-        "query_date": "2001-05-04",
-    }
-    return whole | changes
+    whole: Row = {"id": 7, "question": "Who leads Alpha?", "answer": "Ana Roe", "message_ids": ["<1@x>"]}
+    return whole | {"how_realistic": 0.8, "inbox_address": "Me@X.org", "query_date": "2001-05-04"} | changes
 
 
 def scenario(number: int, inbox: str, split: str | None = None, kind: str | None = None) -> Scenario:

@@ -79,18 +79,9 @@ def test_the_request_carries_openrlhfs_lists_and_what_a_mail_agent_needs(serve: 
     assert described.pop("messages")[2]["tool_calls"] == [call]
     rubric = described.pop("rubric")
     assert rubric["answer_correct"] is True and rubric["num_turns"] == 2
-    assert described == {
-        "id": "t0",
-        "group_id": "g",
-        "question": "When is the drill?",
-        "reference_answer": "May 20",
-        "reference_sources": ["<1@x>"],
-        "inbox_address": "ida@corvane.test",
-        "query_date": "2002-05-10",
-        "final_answer": "May 20",
-        "final_sources": ["<1@x>"],
-        "stop_reason": "answered",
-    }
+    expected = {"id": "t0", "group_id": "g", "inbox_address": "ida@corvane.test", "query_date": "2002-05-10"}
+    expected |= {"question": "When is the drill?", "reference_answer": "May 20", "reference_sources": ["<1@x>"]}
+    assert described == expected | {"final_answer": "May 20", "final_sources": ["<1@x>"], "stop_reason": "answered"}
     assert stub.paths == ["/get_reward"]
 
 

@@ -49,11 +49,8 @@ def test_the_request_and_the_verdicts(serve: Serve, tmp_path: Path) -> None:
     assert asked.check("When?", "Friday", "On Monday.") is False
     first = stub.requests[0]
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("some/model", 0, 16)
-    assert json.loads(first["messages"][1]["content"]) == {
-        "question": "When?",
-        "correct_answer": "Friday",
-        "candidate_answer": "On Friday.",
-    }
+    claim = {"question": "When?", "correct_answer": "Friday", "candidate_answer": "On Friday."}
+    assert json.loads(first["messages"][1]["content"]) == claim
     assert stub.keys[0] == f"Bearer {KEY}"
 
 

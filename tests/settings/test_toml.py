@@ -59,10 +59,7 @@ def test_relative_paths_belong_to_the_directory_of_the_file(read: Read, tmp_path
     [
         ("max_step = 7", "unknown key 'max_step' in emailrl.toml. Did you mean max_steps?"),
         ("[training]\nmax_step = 7", "unknown key 'training.max_step' in emailrl.toml. Did you mean max_steps?"),
-        (
-            "[training]\nmax_turns = 7",
-            "unknown key 'training.max_turns' in emailrl.toml. max_turns belongs in [ag",
-        ),
+        ("[training]\nmax_turns = 7", "unknown key 'training.max_turns' in emailrl.toml. max_turns belongs in [ag"),
         ("[trainin]\nmax_steps = 7", "unknown section [trainin] in emailrl.toml. Did you mean training?"),
         ("[max_steps]\nx = 7", "unknown section [max_steps] in emailrl.toml."),
         ("zzzzzz = 7", "unknown key 'zzzzzz' in emailrl.toml. See docs/reference/settings.md."),

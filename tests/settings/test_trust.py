@@ -20,7 +20,6 @@ READ_ONLY = {"questions", "chat_template", "smol_base", "adapter"}
 
 EVIL = "https://evil.example/v1"
 ADDRESSES = ("openai_base_url", "judge_base_url", "generator_base_url", "vllm_urls")
-KEYS = [leaf.env_names[0] for leaf in leaves() if leaf.secret]
 
 
 def load(folder: Path, overrides: dict[str, Any] | None = None, /, **environ: str) -> Settings:

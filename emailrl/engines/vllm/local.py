@@ -125,8 +125,6 @@ class VllmEngine:
             gc.collect()
             cleanup_dist_env_and_memory()
 
-    # -- vLLM
-
     @property
     def _sleeps(self) -> bool:
         return bool(self._engine.model_config.enable_sleep_mode)

@@ -79,8 +79,6 @@ class VllmServers:
     def alive(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.alive]
 
-    # -- versions
-
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Load and verify the adapter in ``path`` on every healthy replica, under a name never used before. Running
         conversations keep theirs. Raises EmailRLError if a replica refuses it or fails the probe (naming the replica),
@@ -156,8 +154,6 @@ class VllmServers:
                     await replica.unload(client, name)
             except ReplicaDown as error:
                 self.leave_out(replica, str(error))
-
-    # -- replicas
 
     def release(self) -> None:
         """Verify what was sampled, before it is trained on; the servers keep their GPUs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from random import Random
 
 from emailrl.mail.sources import RawEmail
@@ -39,12 +40,7 @@ def mails_of_seven() -> list[RawEmail]:
     """Six hundred mails among seven people, each subject used once, some with a fact, some answered."""
     rng = Random(5)
     people = [f"{name}@x.org" for name in SEVEN.split()]
-    subjects = [
-        f"{place} {thing} {matter}"
-        for place in PLACES.split()
-        for thing in THINGS.split()
-        for matter in MATTERS.split()
-    ]
+    subjects = list(map(" ".join, product(PLACES.split(), THINGS.split(), MATTERS.split())))
     mails: list[RawEmail] = []
     for number, subject in enumerate(rng.sample(subjects, 450)):
         sender, *others = rng.sample(people, 4)
