@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import suggest, suggest_benchmark
 from emailrl.settings import Settings, load_settings
 from emailrl.sft.data import source_of
-
-Emailrl = Callable[..., tuple[int, str, str]]
 
 
 def test_settings_that_cannot_train_are_refused_before_ranks_start(emailrl, monkeypatch) -> None:
