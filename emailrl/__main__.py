@@ -21,6 +21,8 @@ def main() -> NoReturn:
         run()
     except KeyboardInterrupt:  # before or after ``run`` handles it
         process.leave()
+    finally:
+        process.ending()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ class ReplyCache:
 
     def __init__(self, path: Path, option: str) -> None:
         check_cache(path, option)
+        if path.is_file() and _is_foreign(path):
+            raise UsageError(f"The cache {path} cannot be used: it is another program's database.", f"Set {option}.")
         self._path, self._option = path, option
 
     def get(self, key: str) -> Any:
@@ -44,9 +46,6 @@ class ReplyCache:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
-                tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-                if tables and "kept" not in tables:
-                    raise sqlite3.DatabaseError("it is another program's database")
                 connection.execute(
                     "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, model TEXT, value TEXT, "
                     "created_at TEXT DEFAULT CURRENT_TIMESTAMP) WITHOUT ROWID"
@@ -54,3 +53,14 @@ class ReplyCache:
                 yield connection
         except (OSError, sqlite3.Error) as error:
             raise UsageError(f"The cache {self._path} cannot be used: {error}.", f"Set {self._option}.") from error
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a database has anything but our table. It is read without locks, which would change files beside it."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            columns = [name for (name,) in connection.execute("SELECT name FROM pragma_table_info('kept')")]
+    except sqlite3.Error:  # opening it says what is wrong
+        return False
+    return bool(names) and (names, columns) != ({"kept"}, ["key", "model", "value", "created_at"])

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import httpx
 import openai
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from emailrl.base.credentials import split_credentials, without_credentials
 from emailrl.base.errors import UsageError
@@ -165,6 +165,8 @@ class _Part(BaseModel):
 
 
 class _Function(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
     name: str | None = None
     arguments: Any = None  # JSON as text; some servers send the value itself
 

@@ -79,7 +79,7 @@ def leave() -> NoReturn:
 
 
 def ending() -> None:
-    """The interrupt is reported; cleanup (threads, uploads) may take long, so the next signal ends the process."""
+    """All is reported; cleanup (threads, uploads, exit handlers) may take long, so a signal ends the process."""
     for number in SIGNALS:
         signal.signal(number, _exit)
 

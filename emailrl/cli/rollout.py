@@ -116,18 +116,19 @@ def _begun(folder: Path, out: Path | None) -> Path:
     """What to resume: ``out``, or the newest rollout in the folder with recorded conditions."""
     from emailrl.measure.journal import is_complete, nothing_to_resume
 
-    if out is not None:
-        if not (noted := out.with_suffix(CONDITIONS)).is_file():
-            raise nothing_to_resume(noted)
-        return out
-    if (newest := max(folder.glob(f"rollout-*{CONDITIONS}"), default=None)) is None:
+    noted = max(folder.glob(f"rollout-*{CONDITIONS}"), default=None) if out is None else out.with_suffix(CONDITIONS)
+    if noted is None:
         problem = f"Nothing to resume: no rollout in {folder}."
         raise UsageError(problem, "Name its file with --out.", "nothing-to-resume")
-    out = newest.with_name(newest.name.removesuffix(CONDITIONS) + ".jsonl")
-    if is_complete(out, newest):
+    begun = out or noted.with_name(noted.name.removesuffix(CONDITIONS) + ".jsonl")
+    for file in (begun, noted):
+        check_own(file, "--out")
+    if not noted.is_file():
+        raise nothing_to_resume(noted)
+    if out is None and is_complete(begun, noted):
         hint = "Name another file with --out, or drop --resume."
-        raise UsageError(f"Nothing left to resume: {out} is complete.", hint)
-    return out
+        raise UsageError(f"Nothing left to resume: {begun} is complete.", hint)
+    return begun
 
 
 def _target(out: Path | None, folder: Path, *, may_exist: bool) -> Path:

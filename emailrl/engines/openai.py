@@ -178,6 +178,8 @@ def as_message(received: ChatMessage) -> Message:
             if call.type not in (None, "function") or call.function is None or not call.function.name:
                 raise ValueError("tool call has no function name")
             stated: Any = call.function.arguments
+            if stated is None and call.function.model_extra:
+                raise ValueError("tool call's arguments are not under 'arguments'")
             stated = json.loads(stated or "{}") if stated is None or isinstance(stated, str) else stated
             made = ToolCall(call.function.name, checked_arguments(stated), call.id or f"call_{number}")
             message.tool_calls.append(made)

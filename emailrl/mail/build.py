@@ -6,8 +6,8 @@ old database if mail is added. Two builds that start from the same database woul
 is locked throughout. Memory use is small: one or two hashes per message.
 
 Old emails keep their ids where they can: newer emails get ids below all others, and undated ones, which come last, ids
-above. The others are staged again; if there are many of them (old mail is added), or if ids do not follow dates, all
-are written anew. Either way the full-text index receives emails in the order of their ids, which is fastest.
+above. The others are staged again; if there are many of them (old mail is added), all are written anew. Either way the
+full-text index receives emails in the order of their ids, which is fastest.
 """
 
 from __future__ import annotations
@@ -336,7 +336,6 @@ class _Loader:
             "schema_version": str(database.SCHEMA_VERSION),
             "fingerprint": f"{self._fingerprint % (1 << 128):032x}",
             "emails": str(sql.execute("SELECT count(*) FROM emails").fetchone()[0]),
-            "ids_follow_dates": "1",
             "written_by": f"{database.MARK}{__version__}",
         }
         sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
@@ -353,7 +352,7 @@ class _Loader:
 
     def _staying(self) -> tuple[int, int] | None:
         """The ids around the old emails that keep theirs (older than all new ones); None to write all anew."""
-        if self._old is None or noted(self._old, "ids_follow_dates") is None:
+        if self._old is None:
             return None
         old, new = driver(self._old), self._sql
         dated = "SELECT date, message_id FROM mail WHERE date IS NOT NULL ORDER BY date, message_id LIMIT 1"

@@ -3,8 +3,8 @@
 Search, read and bulk load use the driver's connection (``driver``): Core would take longer than SQLite itself.
 
 As in ART-E: ``emails``, ``recipients`` and the external-content table ``emails_fts``. ``emails.id`` counts from the
-newest email, so that newest first is a forward scan of row ids; a manual write that breaks this order is recorded in
-``meta``, and searches then sort. ``addresses`` numbers every address.
+newest email, so that newest first is a forward scan of row ids; a write that breaks this order is refused.
+``addresses`` numbers every address.
 
 ``emails.parties``, also indexed, has one word per sender and recipient: a private-use character, which FTS5's tokenizer
 keeps (category Co), and the address's number. A search includes the inbox's word in its MATCH, so that the index itself
@@ -106,17 +106,17 @@ def _renew_parties(email_id: str, address: str) -> str:
         ) WHERE id = {email_id};"""
 
 
-_NOTE_DISORDER = """
-    DELETE FROM meta WHERE key = 'ids_follow_dates' AND (
+_KEEP_ORDER = """
+    SELECT RAISE(ABORT, 'ids follow dates, the newest first: add email with emailrl gen-db --append') WHERE (
         coalesce(new.date, '') > (SELECT coalesce(date, '') FROM emails WHERE id < new.id ORDER BY id DESC LIMIT 1) OR
         coalesce(new.date, '') < (SELECT coalesce(date, '') FROM emails WHERE id > new.id ORDER BY id LIMIT 1));"""
 
 TRIGGERS = {
-    "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _NOTE_DISORDER,
+    "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _KEEP_ORDER,
     "emails_ad AFTER DELETE ON emails": _UNINDEX_OLD,
     "emails_au AFTER UPDATE OF id, subject, body, parties ON emails": _UNINDEX_OLD + _INDEX_NEW,
     "emails_sender AFTER UPDATE OF from_address ON emails": _renew_parties("new.id", "new.from_address"),
-    "emails_order AFTER UPDATE OF id, date ON emails": _NOTE_DISORDER,
+    "emails_order AFTER UPDATE OF id, date ON emails": _KEEP_ORDER,
     "recipients_ai AFTER INSERT ON recipients": _renew_parties("new.email_id", "new.recipient_address"),
     "recipients_ad AFTER DELETE ON recipients": _renew_parties("old.email_id", "NULL"),
     "recipients_au AFTER UPDATE ON recipients": _renew_parties("old.email_id", "NULL")

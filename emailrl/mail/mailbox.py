@@ -1,6 +1,6 @@
 """Searches and reads one person's mailbox in a mail database, as an agent's tools do.
 
-A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (``schema``).
+A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (``database``).
 Dates become bounds on row ids, which count from the newest email, and the scan stops at the last hit requested. Results
 and snippets equal those of ART-E's query, except for the snippets of emails with thousands of matches: FTS5's snippet()
 compares every match with every other and with every sentence (15 s for 200 kB of one repeated word), which cannot be
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from emailrl.base.errors import EmailRLError, ToolError
-from emailrl.mail.database import SNIPPET_WORDS, connect, driver, is_cancelled, no_database, noted, party_word, reading
+from emailrl.mail.database import SNIPPET_WORDS, connect, driver, is_cancelled, no_database, party_word, reading
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
@@ -61,8 +61,6 @@ class _Reader:
 
     def __init__(self, db: Path) -> None:
         self._opened = connect(db)
-        with reading(db):
-            self.ids_follow_dates = noted(self._opened, "ids_follow_dates") is not None
         self.connection = driver(self._opened)
 
     def __del__(self) -> None:
@@ -147,17 +145,16 @@ class Mailbox:
         parties = [party for party in (self._member, *map(self._party, others)) if party is not None]
         if len(parties) <= len(others):  # an address that no mail of the database names
             return []
-        by_id = self._opened().ids_follow_dates
-        bounds = (self._last_id(high), self._last_id(low)) if by_id else (low, high)
+        bounds = self._last_id(high), self._last_id(low)
         people = (sender, sender, recipient, recipient)
         if text is None:
-            rows = self._rows(_UNSEARCHED[by_id], (" AND ".join(parties), *people, *bounds, limit))
+            rows = self._rows(_UNSEARCHED, (" AND ".join(parties), *people, *bounds, limit))
             return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
         match, short = " AND ".join([text, *parties]), short_text(keywords)
-        if by_id and self.order == "newest" and not others:
+        if self.order == "newest" and not others:
             rows = self._rows(_NEWEST, (short, match, *bounds, limit))
         else:
-            rows = self._rows(_SEARCHES[self.order, by_id], (short, match, *people, *bounds, limit, text))
+            rows = self._rows(_SEARCHES[self.order], (short, match, *people, *bounds, limit, text))
         return [SearchHit(each, self._bounded(snippet, each, keywords, text)) for each, snippet in rows]
 
     def read(self, message_id: str) -> Email | None:
@@ -298,32 +295,22 @@ _HITS = """
     SELECT {columns} FROM emails_fts CROSS JOIN emails m
     WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
     AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
-    AND {bounds} ORDER BY {first} LIMIT ?"""
+    AND emails_fts.rowid > ? AND emails_fts.rowid <= ? ORDER BY {first} LIMIT ?"""
 _SEARCH = f"""
     SELECT e.message_id, {_SNIPPET_IF_SHORT}
-    FROM ({_HITS.format(columns="m.id, {score} AS score", bounds="{bounds}", first="{first}")}
-    ) hits CROSS JOIN emails_fts CROSS JOIN emails e
+    FROM ({_HITS.format(columns="m.id, {score} AS score", first="{first}")}) hits
+    CROSS JOIN emails_fts CROSS JOIN emails e
     WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id
     ORDER BY {{then}}"""
-_BY_ID = "emails_fts.rowid > ? AND emails_fts.rowid <= ?"
-_BY_DATE = "coalesce(m.date, '') >= ? AND coalesce(m.date, '') < ?"
 _SUBJECT_WEIGHT = 5.0  # of a keyword relative to the body: a subject summarizes its email in few words
-_BM25 = f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0)"
-_SEARCHES: dict[tuple[Order, bool], str] = {
-    ("newest", True): _SEARCH.format(score=0, bounds=_BY_ID, first="emails_fts.rowid", then="e.id"),
-    ("newest", False): _SEARCH.format(score=0, bounds=_BY_DATE, first="m.date DESC, m.id", then="e.date DESC, e.id"),
-    ("relevance", True): _SEARCH.format(score=_BM25, bounds=_BY_ID, first="score, m.id", then="score, e.id"),
-    ("relevance", False): _SEARCH.format(
-        score=_BM25, bounds=_BY_DATE, first="score, m.date DESC, m.id", then="score, e.date DESC, e.id"
+_SEARCHES: dict[Order, str] = {
+    "newest": _SEARCH.format(score=0, first="emails_fts.rowid", then="e.id"),
+    "relevance": _SEARCH.format(
+        score=f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0)", first="score, m.id", then="score, e.id"
     ),
 }
-"""SQL by order and by whether ids follow dates."""
 _BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {SNIPPET_WORDS * 20})"
-_UNSEARCHED = {
-    True: _HITS.format(columns=_BEGINNING, bounds=_BY_ID, first="emails_fts.rowid"),
-    False: _HITS.format(columns=_BEGINNING, bounds=_BY_DATE, first="m.date DESC, m.id"),
-}
-"""SQL without keywords, by whether ids follow dates."""
+_UNSEARCHED = _HITS.format(columns=_BEGINNING, first="emails_fts.rowid")
 _READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"
 

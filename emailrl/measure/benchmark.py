@@ -362,6 +362,7 @@ def check_folder(out: Path) -> None:
 def is_unfinished(folder: Path) -> bool:
     if not (folder / CONDITIONS).is_file():
         return False
+    check_own(folder / "results.json", "--out")
     try:
         return bool(json.loads((folder / "results.json").read_bytes())["interrupted"])
     except (OSError, ValueError, TypeError, KeyError):  # not written, or not by a benchmark

@@ -298,8 +298,8 @@ def read_questions(questions: Path | None, data: DataSettings) -> Questions:
 
 
 def check_exists(questions: Path | None) -> None:
-    """Raise UsageError if the question file does not exist; None means the hub's."""
-    if questions is not None and not questions.exists():
+    """Raise UsageError if there is no question file or folder; None means the hub's."""
+    if questions is not None and not (questions.is_file() or questions.is_dir()):
         raise UsageError(
             f"No such question file: {questions}.",
             "Choose another with --questions, or generate one: emailrl gen-questions",

@@ -83,8 +83,14 @@ class LoraSettings(Section):
     """Modules to adapt: `all-linear`, or comma-separated names."""
 
 
+def _named(file: Path) -> Path:
+    if not file.name:
+        raise ValueError("the name of a file")
+    return file
+
+
 class StoreSettings(Section):
-    db: Annotated[Path, Env("EMAILRL_DB"), Written(read_mostly=True)] = DEFAULT_DB
+    db: Annotated[Path, AfterValidator(_named), Env("EMAILRL_DB"), Written(read_mostly=True)] = DEFAULT_DB
     """Path of the email database. If it is unset and the default is missing, the only database in `data/` is used;
     gen-db names a new database of a path's mail after the path, except Enron's."""
     source: str = "hf"

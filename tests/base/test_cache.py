@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import sqlite3
-from contextlib import closing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,10 +34,14 @@ def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
     assert [cache.get(str(number)) for number in range(80)] == [number % 2 == 0 for number in range(80)]
 
 
-def test_another_programs_database_is_left_as_it_is(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "places.sqlite")) as other, other:
-        other.execute("CREATE TABLE places (url TEXT)")
-    before = (tmp_path / "places.sqlite").read_bytes()
+@pytest.mark.parametrize("table", ["places (url TEXT)", "kept (x)"])
+def test_another_programs_database_is_left_as_it_is(tmp_path: Path, table: str) -> None:
+    """Also one whose program was killed: its log is not merged into it."""
+    dead = "import os, sqlite3; c = sqlite3.connect('p.sqlite'); c.execute('PRAGMA journal_mode = WAL');"
+    dead += f"c.execute('CREATE TABLE {table}'); c.execute('PRAGMA wal_checkpoint'); c.execute('CREATE TABLE t (x)');"
+    subprocess.run([sys.executable, "-c", f"{dead} c.commit(); os._exit(0)"], cwd=tmp_path, check=True)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert len(before) == 3
     with pytest.raises(UsageError, match="another program"):
-        ReplyCache(tmp_path / "places.sqlite", "JUDGE_CACHE").prepare()
-    assert (tmp_path / "places.sqlite").read_bytes() == before
+        ReplyCache(tmp_path / "p.sqlite", "JUDGE_CACHE")
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -39,6 +39,16 @@ def test_an_import_cannot_swallow_it(name: str, number: str, reaction: str, tmp_
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # importing emailrl sets nothing
 
 
+def test_a_signal_after_the_last_line_ends_the_process_in_silence(tmp_path: Path) -> None:
+    late = "lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(9))"
+    (tmp_path / "sitecustomize.py").write_text(f"import atexit, os, signal, time\natexit.register({late})")
+    done = subprocess.run(
+        [sys.executable, "-m", "emailrl", "checkpoints", "list", "nowhere"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130 and done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -15,14 +16,15 @@ CAUSES = {
         *(f"{each} --db none.db" for each in ("rollout", "benchmark", "train", "gen-questions", "ask When?", "plan")),
         "rollout --db link.db",
     ],
-    "no-questions": [f"{command} --questions none.jsonl" for command in ("rollout", "benchmark", "train", "plan")],
+    "no-questions": [f"{command} --questions none.jsonl" for command in ("rollout", "benchmark", "train", "plan")]
+    + ["rollout --questions pipe.jsonl"],
     "no-checkpoint": [f"{command} --checkpoint nowhere" for command in ("rollout", "benchmark", "export", "ask When?")],
     "nothing-to-resume": [
         *("rollout --resume", "benchmark --resume", "rollout --resume --out a.jsonl", "benchmark --resume --out a")
     ],
     "exists": ["rollout --out mail.db", "gen-questions --out mail.db"],
     "not-a-file": ["rollout --out model", "gen-questions --out model"],
-    "invalid-setting": ["train --mode maskd", "rollout --engine llama"],
+    "invalid-setting": ["train --mode maskd", "rollout --engine llama", "gen-db --source demo --db .", "sft --db /"],
     "usage": [
         *("rollout --split train", "rollout --model nanno", "train --model nanno"),
         *("rollout --resume --overwrite", "benchmark --resume --overwrite", "sft --out model"),
@@ -42,11 +44,33 @@ CAUSES = {
 def test_every_error_is_one_line_with_a_remedy(code: str, line: str, here: Path, monkeypatch) -> None:
     monkeypatch.chdir(here)
     (here / "link.db").symlink_to("gone.db")
+    os.mkfifo(here / "pipe.jsonl")
     with pytest.raises(EmailRLError) as caught:
         app(shlex.split(line), prog_name="emailrl", standalone_mode=False)
     error = caught.value
     assert (error.code, error.exit_code) == (code, 2)
-    assert error.hint and "\n" not in str(error)
+    assert (error.hint or "should be" in error.message) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("command", "planted"),
+    [
+        ("rollout", "rollouts/rollout-001.conditions.json"), ("rollout", "rollouts/rollout-001.jsonl"),
+        ("benchmark", "benchmarks/2026/results.json"),
+    ],
+)  # fmt: skip
+def test_nothing_waits_for_a_pipe_in_the_place_of_what_is_resumed(
+    command: str, planted: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    pipe = here / "outputs" / planted
+    pipe.parent.mkdir(parents=True)
+    for name in ("rollout-001.conditions.json", "conditions.json"):
+        (pipe.parent / name).write_text('{"num_questions": 1, "num_generations": 1}')
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with pytest.raises(EmailRLError, match="is a device or pipe"):
+        app([command, "--resume"], prog_name="emailrl", standalone_mode=False)
 
 
 @pytest.mark.parametrize(

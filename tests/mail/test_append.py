@@ -116,14 +116,18 @@ def test_old_mail_keeps_its_ids(tmp_path: Path, email: Make, stored: dict, added
     check(db)
 
 
-def test_a_database_out_of_order_is_put_in_order(tmp_path: Path, email: Make) -> None:
+def test_a_write_that_breaks_the_order_is_refused(tmp_path: Path, email: Make) -> None:
     db = tmp_path / "mail.db"
     build_database([email(2, day="2001-05-02"), email(3, day="2001-05-03")], db)
-    rows(db, "INSERT INTO emails(message_id, date, subject, body) VALUES ('<7@x>', '2001-05-07', 's', 'b')")
-    rows(db, "UPDATE emails SET date = '2001-05-07 00:00:00' WHERE message_id = '<7@x>'")
-    assert rows(db, "SELECT count(*) FROM meta WHERE key = 'ids_follow_dates'") == [(0,)]
-    build_database([email(8, day="2001-05-08")], db, append=True)
-    assert rows(db, "SELECT message_id FROM emails ORDER BY id") == [("<8@x>",), ("<7@x>",), ("<3@x>",), ("<2@x>",)]
+    before = rows(db, "SELECT * FROM emails")
+    for write in (
+        "INSERT INTO emails(message_id, date, subject, body) VALUES ('<7@x>', '2001-05-07', 's', 'b')",
+        "UPDATE emails SET date = '2001-05-07 00:00:00' WHERE message_id = '<2@x>'",
+        "UPDATE emails SET id = 9 WHERE message_id = '<3@x>'",
+    ):
+        with pytest.raises(sqlite3.IntegrityError, match="--append"):
+            rows(db, write)
+    assert rows(db, "SELECT * FROM emails") == before
     check(db)
 
 

@@ -59,14 +59,14 @@ def test_changes_of_a_mail_reindex_it(run: Run, db: Path) -> None:
 
 def test_a_mail_inserted_by_hand_is_found_by_its_people_alone_and_in_its_place(run: Run, db: Path) -> None:
     run(
-        "INSERT INTO emails(message_id, subject, from_address, date, body, file_name) "
-        "VALUES ('<7@x>', 'Late', 'eve@x.org', '2001-05-02 12:00:00', 'A late gas budget.', '')"
+        "INSERT INTO emails(id, message_id, subject, from_address, date, body, file_name) "
+        "VALUES (0, '<7@x>', 'Late', 'eve@x.org', '2001-05-06 12:00:00', 'A late gas budget.', '')"
     )
     run("INSERT INTO recipients SELECT id, 'bob@x.org', 'to' FROM emails WHERE message_id = '<7@x>'")
-    assert found(db, BOB, "gas") == ["<4@x>", "<3@x>", "<7@x>", "<1@x>", "<6@x>"]
+    assert found(db, BOB, "gas") == ["<7@x>", "<4@x>", "<3@x>", "<1@x>", "<6@x>"]
     assert found(db, "eve@x.org", "gas") == ["<7@x>"] and found(db, "cy@x.org", "late") == []
-    assert found(db, BOB, "gas", until="2001-05-03") == ["<7@x>", "<1@x>"]
-    assert found(db, BOB, "gas", until="2001-05-03", sent_after="2001-05-02") == ["<7@x>"]
+    assert found(db, BOB, "gas", sent_after="2001-05-04") == ["<7@x>", "<4@x>"]
+    assert found(db, BOB, "gas", until="2001-05-06", sent_after="2001-05-04") == ["<4@x>"]
 
 
 def test_changes_of_people_move_a_mail(run: Run, db: Path) -> None:
