@@ -23,11 +23,9 @@ _NAMES_ANOTHER: Final = bytes.fromhex("d9d505f920a163d7")  # the end of an SQLit
 
 
 def check_place(path: Path, option: str) -> None:
-    """Raise UsageError if a file or folder to write is reached through a link; it may be missing.
-
-    Inside the working folder, which may be a stranger's, no part of the path may be a link. Elsewhere the user has
-    named the folders, so only the last part may not. ``option`` is the one with which to name the real place.
-    """
+    """Raise UsageError if a file or folder to write is reached through a link; it may be missing. Inside the working
+    folder, which may be a stranger's, no part of the path may be a link. Elsewhere the user has named the folders, so
+    only the last part may not. ``option`` is the one with which to name the real place."""
     named, here = Path(os.path.abspath(path)), Path.cwd()
     anchor = here if here in named.parents else named.parent
     real = os.path.realpath(path)
@@ -39,11 +37,9 @@ def check_place(path: Path, option: str) -> None:
 
 
 def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
-    """Raise UsageError if a file to write is a folder, exists but may not be replaced, or is reached through a link.
-
-    A device or a pipe, which the user must have named, may always exist; outside the working folder also through a
-    link, as ``/dev/stdout`` is one.
-    """
+    """Raise UsageError if a file to write is a folder, exists but may not be replaced, or is reached through a link. A
+    device or a pipe, which the user must have named, may always exist; outside the working folder also through a link,
+    as ``/dev/stdout`` is one."""
     if out.is_dir():
         raise UsageError(f"{out} is a folder.", "Pass a file name.", "not-a-file")
     is_stream = out.exists() and not out.is_file()

@@ -99,9 +99,7 @@ async def retried(
     attempt: Callable[[], Awaitable[T]], retries: int, wait: Callable[[float], Awaitable[None]] | None = None
 ) -> T | Failed:
     """The result of ``attempt``, or its last failure after ``retries`` more attempts, or one that retries cannot mend.
-
-    A failure is returned, since an error raised while it is handled would carry the request, and with it the key.
-    """
+    A failure is returned, since an error raised while it is handled would carry the request, and with it the key."""
     for tries in itertools.count(1):
         try:
             return await attempt()

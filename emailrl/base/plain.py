@@ -21,10 +21,8 @@ _SUSPECT = re.compile(r"[^\t\n\x20-\x7e]")  # cheap first look: most text is pri
 
 def plain(text: str) -> str:
     """Return ``text`` with every character that a terminal would act on, or not show, replaced by something visible.
-
     Line feeds and tabs stay, CRLF becomes a line feed; other C0 controls become their Unicode pictures (``␛``); the
-    rest of the hidden categories become ``<U+202E>``.
-    """
+    rest of the hidden categories become ``<U+202E>``."""
     return _SUSPECT.sub(_visible, text.replace("\r\n", "\n"))
 
 

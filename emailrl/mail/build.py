@@ -26,17 +26,7 @@ from emailrl.base.disk import Lock, check_beside, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import database
-from emailrl.mail.database import (
-    INDEXES,
-    TABLES,
-    TRIGGERS,
-    connect,
-    connect_for_loading,
-    driver,
-    noted,
-    parties_text,
-    reading,
-)
+from emailrl.mail.database import INDEXES, TABLES, TRIGGERS, connect, connect_for_loading, driver, parties_text, reading
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
 from emailrl.settings import StoreSettings
@@ -251,7 +241,7 @@ class _Loader:
         self._numbers: dict[str, int] = {}  # of every address, old and new
         self._old = connect(old, mapped=False) if old else None
         if self._old:
-            self._fingerprint = int(noted(self._old, "fingerprint") or "0", 16)
+            self._fingerprint = int(database.noted(self._old, "fingerprint") or "0", 16)
             self._numbers = dict(driver(self._old).execute("SELECT address, id FROM addresses"))
         self._last_number = max(self._numbers.values(), default=0)
         self._connection = connect_for_loading(path)

@@ -57,11 +57,9 @@ class SiftedMail(NamedTuple):
 
 
 def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Skipped:
-    """Filter a single message in ART-E's order, and cut the long headers of one that passes.
-
-    ``long_body``: more than ``max_body_chars``; ``many_recipients``: more than ``max_recipients`` in to + cc + bcc,
-    including repeats. If a setting is None, ART-E's limit applies to a research corpus, none to a person's own mail.
-    """
+    """Filter a single message in ART-E's order, and cut the long headers of one that passes. ``long_body``: more than
+    ``max_body_chars``; ``many_recipients``: more than ``max_recipients`` in to + cc + bcc, including repeats. If a
+    setting is None, ART-E's limit applies to a research corpus, none to a person's own mail."""
     if isinstance(email, Skipped):
         return email
     most_chars, most_recipients = settings.max_body_chars, settings.max_recipients

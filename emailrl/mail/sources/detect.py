@@ -98,11 +98,9 @@ class Source:
 def open_source(
     source: str | Path, *, allow_truncated: bool = False, max_message_bytes: int = reading.MAX_MESSAGE_BYTES
 ) -> Source:
-    """Open ``hf`` (the hub's dataset) or a path of any known kind.
-
-    Raises ``UsageError`` if the path does not exist, cannot be read or is of no known kind. Reading the source raises
-    ``EmailRLError`` if it is truncated, unless ``allow_truncated``, or if the hub's dataset is unavailable.
-    """
+    """Open ``hf`` (the hub's dataset) or a path of any known kind. Raises ``UsageError`` if the path does not exist,
+    cannot be read or is of no known kind. Reading the source raises ``EmailRLError`` if it is truncated, unless
+    ``allow_truncated``, or if the hub's dataset is unavailable."""
     if not str(source).strip():  # an empty path would mean the current folder
         raise UsageError("The source is empty.", "Name hf, demo or a path with --source.")
     if source == "hf":
@@ -192,12 +190,10 @@ def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iter
 def _open_many(
     path: Path, name: str, inside: str, largest: int, allow_truncated: bool
 ) -> tuple[Iterator[Item], BufferedReader] | None:
-    """Open a file of many messages; None if it is of no known kind.
-
-    Returns its messages, and the open file, whose position is how far reading has got. Messages with names of their own
-    are named after ``inside``, others after ``name``. A truncated file raises ``EmailRLError`` where it breaks off, or
-    with ``allow_truncated`` yields ``Skipped("truncated")``. Raises ``OSError`` if the file cannot be opened.
-    """
+    """Open a file of many messages; None if it is of no known kind. Returns its messages, and the open file, whose
+    position is how far reading has got. Messages with names of their own are named after ``inside``, others after
+    ``name``. A truncated file raises ``EmailRLError`` where it breaks off, or with ``allow_truncated`` yields
+    ``Skipped("truncated")``. Raises ``OSError`` if the file cannot be opened."""
     start = start_of(path, _START_BYTES)
     is_tar, is_mbox = archive.is_tar_header(start[: archive.BLOCK]), archive.is_mbox(start)
     is_table = rows.is_mail_table(start)

@@ -77,11 +77,9 @@ def header_text(text: str, defects: list[str]) -> str:
 
 
 def addresses_of(value: str) -> list[str]:
-    """Return the addresses of a header's value in order, bare and in lower case; the value is one line.
-
-    A single word without ``@`` counts as an address, as for local mailboxes, unless the next item shows that it begins
-    a name (``Smith, John <john@x.org>``).
-    """
+    """Return the addresses of a header's value in order, bare and in lower case; the value is one line. A single word
+    without ``@`` counts as an address, as for local mailboxes, unless the next item shows that it begins a name
+    (``Smith, John <john@x.org>``)."""
     if (plain := _plain_addresses(value)) is not None:
         return plain
     found: list[str] = []

@@ -168,11 +168,9 @@ def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], str]:
 
 
 def _read_headers(raw: bytes, defects: list[str]) -> tuple[_Fields, bytes]:
-    """Return the header fields of a message or part, and its body.
-
-    A line that is not a field adds ``bad_header`` to ``defects``; it continues the address list above it, is left out
-    if a known field follows, or else begins the body.
-    """
+    """Return the header fields of a message or part, and its body. A line that is not a field adds ``bad_header`` to
+    ``defects``; it continues the address list above it, is left out if a known field follows, or else begins the
+    body."""
     if raw[:1] == b"\n":
         return [], raw[1:]
     head, _, body = raw.partition(b"\n\n")
@@ -322,11 +320,9 @@ def _parts_in(part: _Part, defects: list[str]) -> list[_Part] | None:
 
 
 def _pieces(container: _Part, defects: list[str]) -> list[bytes] | None:
-    """The content between a container's delimiters, or None if there are none.
-
-    If the boundary as it was folded opens no part, it is searched with other spacing; after that, any line above a
-    content header counts as a delimiter (``bad_mime`` in ``defects``).
-    """
+    """The content between a container's delimiters, or None if there are none. If the boundary as it was folded opens
+    no part, it is searched with other spacing; after that, any line above a content header counts as a delimiter
+    (``bad_mime`` in ``defects``)."""
     boundary = container.parameter("boundary")
     words = boundary.split()
     pieces = None
@@ -391,10 +387,8 @@ def _tagged(data: bytes, at: int) -> tuple[int, int, int]:
 
 def _text_of(message: _Part, defects: list[str]) -> str:
     """The texts of the parts in order, joined by line ends; one of several alternatives, preferably plain text.
-
-    Attachments and parts with a file name are used only if there is no other text (``named_text`` in ``defects``).
-    HTML that repeats another kind word for word is left out: some programs send both as ``mixed``.
-    """
+    Attachments and parts with a file name are used only if there is no other text (``named_text`` in ``defects``). HTML
+    that repeats another kind word for word is left out: some programs send both as ``mixed``."""
     found = _texts(message, False, defects)
     if not found and (found := _texts(message, True, defects)):
         defects.append("named_text")

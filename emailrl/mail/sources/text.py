@@ -88,11 +88,9 @@ def codec_of(label: str) -> str | None:
 
 
 def decode(raw: bytes, label: str, defects: list[str]) -> str:
-    """Decode bytes by the charset, or else as UTF-8, the charset's superset or Windows-1252.
-
-    ``bad_charset`` is added to ``defects`` if the label is wrong. UTF-8 comes first because other text is hardly ever
-    valid UTF-8. Text with a few broken characters keeps all others.
-    """
+    """Decode bytes by the charset, or else as UTF-8, the charset's superset or Windows-1252. ``bad_charset`` is added
+    to ``defects`` if the label is wrong. UTF-8 comes first because other text is hardly ever valid UTF-8. Text with a
+    few broken characters keeps all others."""
     codec = codec_of(label)
     text = _strictly(raw, codec) if codec else None
     if text is not None and not (codec in _WITH_CONTROLS and _CONTROLS.search(text)):
