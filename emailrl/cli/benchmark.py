@@ -77,18 +77,14 @@ def benchmark(
     *,
     checkpoint: Annotated[
         list[str] | None,
-        options.several(
-            "best, latest, or the folder of a checkpoint or exported adapter; repeatable.", options.checkpoints
-        ),
+        options.several("best, latest, or the folder of a checkpoint or export; repeatable.", options.checkpoints),
     ] = None,
     model: Annotated[
         list[str] | None,
         options.several("A model without adapter (nano, smol, folder, Hub name); repeatable.", options.models),
     ] = None,
     overrides: Overrides,
-    attack: Annotated[
-        bool, Option("--attack", help="Also run every question on emails with injected instructions.")
-    ] = False,
+    attack: Annotated[bool, Option("--attack", help="Also run every question with injected instructions.")] = False,
     out: Annotated[Path | None, path_option(help="Output folder for results.json, CSVs and trajectories.")] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,

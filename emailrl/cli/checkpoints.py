@@ -30,9 +30,7 @@ from emailrl.settings import Settings, load_settings
 
 checkpoints = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
-Run = Annotated[
-    Path | None, Argument(help="Folder of a run. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")
-]
+Run = Annotated[Path | None, Argument(help="Run folder. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")]
 
 
 @checkpoints.callback()

@@ -65,9 +65,7 @@ def gen_questions(
     overrides: Overrides,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="llm: estimate tokens and cost without sending anything.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="llm: estimate tokens and cost; send nothing.")] = False,
     max_cost: Annotated[float | None, Option(min=0, help="llm: maximum cost in US dollars.")] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="llm: skip the cost confirmation.")] = False,
     trust: Trust = False,

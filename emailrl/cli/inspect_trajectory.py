@@ -39,9 +39,7 @@ from emailrl.settings import Settings, load_settings
 @setting_options("verbose model_name", verbose="Show the prompt, the rubric and every token.")
 def inspect_trajectory(
     *,
-    path: Annotated[
-        Path | None, Argument(help="Trajectory file or run folder. Default: the newest under OUTPUT_DIR.")
-    ] = None,
+    path: Annotated[Path | None, Argument(help="Trajectory file or run folder. Default: newest in OUTPUT_DIR.")] = None,
     index: Annotated[int | None, Option(help="Position in the file: 0 is the first, -1 the last. Default: -1.")] = None,
     overrides: Overrides,
     follow: Annotated[bool, Option("--follow", "-f", help="Show each new trajectory as it is written.")] = False,

@@ -154,6 +154,4 @@ Checkpoint = Annotated[
 ]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
 Resume = Annotated[bool, Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
-Trust = Annotated[
-    bool, Option("--trust", help="Trust this folder's settings files from now on (docs/reference/security.md).")
-]
+Trust = Annotated[bool, Option("--trust", help="Trust the folder's settings from now on (docs/reference/security.md).")]

@@ -57,18 +57,12 @@ def plan(
             "'24 GiB, 125 TFLOP/s, 0.6 TB/s'. Default: this machine."
         ),
     ] = None,
-    num_gpus: Annotated[
-        int | None, Option(min=1, help="GPUs per host, to train and to sample. Default: EMAILRL_NPROC.")
-    ] = None,
+    num_gpus: Annotated[int | None, Option(min=1, help="GPUs per host, samplers too. Default: EMAILRL_NPROC.")] = None,
     nnodes: Annotated[int | None, Option(min=1, help="Hosts. Default: EMAILRL_NNODES.")] = None,
     network: Annotated[float, Option(min=0.1, max=100_000, help="Gbit/s between hosts.")] = 100,
     price: Annotated[float | None, Option(min=0, max=1_000_000, help="Price per GPU-hour.")] = None,
-    tokens_per_trajectory: Annotated[
-        int | None, Option(min=1, help="Tokens per trajectory, including tool results.")
-    ] = None,
-    trainable_share: Annotated[
-        float | None, Option(min=0, max=1, help="Share of those tokens that are trained.")
-    ] = None,
+    tokens_per_trajectory: Annotated[int | None, Option(min=1, help="Tokens per trajectory, tool results too.")] = None,
+    trainable_share: Annotated[float | None, Option(min=0, max=1, help="Share of them that is trained.")] = None,
     run: Annotated[
         Path | None,
         path_option(help="Run to take token counts from; without --gpu also timings, without --model also the model."),

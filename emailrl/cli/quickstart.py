@@ -64,9 +64,7 @@ class Outcome:
 
 def quickstart(
     max_steps: Annotated[int, Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
-    out: Annotated[
-        Path | None, path_option(help="Output folder. Default: quickstart, or the next free number.")
-    ] = None,
+    out: Annotated[Path | None, path_option(help="Output folder. Default: quickstart, or the next number.")] = None,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:

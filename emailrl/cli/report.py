@@ -35,9 +35,7 @@ Redact = Annotated[
 
 
 def report(
-    run: Annotated[
-        Path | None, Argument(help="Folder of a run or benchmark. Default: the newest run, else benchmark.")
-    ] = None,
+    run: Annotated[Path | None, Argument(help="Run or benchmark folder. Default: newest run, else benchmark.")] = None,
     html: Annotated[
         Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")
     ] = None,

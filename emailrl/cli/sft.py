@@ -40,12 +40,8 @@ from emailrl.settings import load_settings
 )
 def sft(
     overrides: Overrides,
-    trajectories: Annotated[
-        list[Path] | None, Option(metavar="<path>", help="Trajectory file to imitate; repeatable.")
-    ] = None,
-    workers: Annotated[
-        int | None, Option(min=1, help="Processes that generate demo conversations. Default: all cores.")
-    ] = None,
+    trajectories: Annotated[list[Path] | None, Option(metavar="<path>", help="File to imitate; repeatable.")] = None,
+    workers: Annotated[int | None, Option(min=1, help="Processes for demo conversations. Default: all cores.")] = None,
     out: Annotated[Path | None, path_option(help="Folder of the run. Default: OUTPUT_DIR_sft.")] = None,
     resume: Annotated[
         str | None, Option(help="auto (the run, if there is one), latest, or the folder of a run or checkpoint.")

@@ -59,12 +59,8 @@ def train(
     *,
     overrides: Overrides,
     node_rank: Annotated[int | None, _cluster(min=0, help="Number of this host, from 0.")] = None,
-    rdzv_endpoint: Annotated[
-        str | None, _cluster(metavar="<host:port>", help="First host and a free port on it.")
-    ] = None,
-    max_restarts: Annotated[
-        int, _cluster(min=0, help="Restarts from the last checkpoint after a rank has failed.")
-    ] = 0,
+    rdzv_endpoint: Annotated[str | None, _cluster(metavar="<host:port>", help="First host and a free port.")] = None,
+    max_restarts: Annotated[int, _cluster(min=0, help="Restarts from the last checkpoint after a rank failed.")] = 0,
     preset: Preset = None,
     from_openrlhf: Annotated[
         str | None,

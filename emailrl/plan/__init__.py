@@ -193,9 +193,7 @@ def make_plan(
     settings, confirmed, assumed = limit_to_questions(settings)
     remarks += assumed
     if cluster.gpus > 1 and counts_ranks and settings.has_servers:
-        remarks.append(
-            "EMAILRL_NPROC counts only trainers; name all GPUs, those of servers too, with --num-gpus and --nnodes"
-        )
+        remarks.append("EMAILRL_NPROC counts only trainers; name all GPUs, servers' too, with --num-gpus and --nnodes")
     with_servers = {"engine": "vllm", "vllm_urls": settings.vllm.vllm_urls or "http://servers"}
     if cluster.gpus > 1:
         if counts_ranks and settings.agent.engine == "auto":

@@ -33,9 +33,7 @@ class Place:
         """Read this process's place from the environment; UsageError for values that torchrun does not set."""
         names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         given = {name: environ.get(name, default) for name, default in names.items()}
-        wrong = [
-            f"{name}={text}, which is not a number" for name, text in given.items() if not re.fullmatch("[0-9]+", text)
-        ]
+        wrong = [f"{name}={text}, not a number" for name, text in given.items() if not re.fullmatch("[0-9]+", text)]
         place = cls(*map(int, given.values())) if not wrong else cls()
         if place.rank >= place.world:
             unset = "" if "WORLD_SIZE" in environ else " (not set)"

@@ -42,9 +42,7 @@ class LLMJudge:
 
         key = judge_key(settings)
         if not key and names_openrouter("JUDGE_BASE_URL", settings.judge_base_url):
-            raise UsageError(
-                "The LLM judge needs an OpenRouter key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline."
-            )
+            raise UsageError("The judge needs an OpenRouter key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline.")
         check_key("JUDGE_API_KEY" if settings.judge_api_key else "OPENROUTER_API_KEY", key)
         tell(settings.judge_base_url, "judge", with_key=bool(key))
         self.concurrency = concurrency

@@ -4,11 +4,11 @@ The last search of a plan is good; earlier ones may be poor, as people's are."""
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from random import Random
 from typing import Any, TypeVar
 
 from emailrl.agent.task import MailEnvironment, mail_agent
@@ -61,13 +61,11 @@ def conversations(
     limit = data.train_dataset_size if split == "train" else data.eval_dataset_size
     taught = data.model_copy(update={"answer_field": data.output_field or data.answer_field})
     questions = read_questions(None, taught).of(split, limit=limit, seed=seed).scenarios
-    played = (play(one, settings, Habits(), random.Random(f"{seed}/{draw}/{one.id}")) for one in questions)
+    played = (play(one, settings, Habits(), Random(f"{seed}/{draw}/{one.id}")) for one in questions)
     return [(each.scenario, messages) for each, messages in played if is_right(each)], len(questions)
 
 
-def play(
-    scenario: Scenario, settings: Settings, habits: Habits, rng: random.Random
-) -> tuple[MailEnvironment, list[Message]]:
+def play(scenario: Scenario, settings: Settings, habits: Habits, rng: Random) -> tuple[MailEnvironment, list[Message]]:
     """One conversation and its environment."""
     agent, free = settings.agent, bool(settings.data.output_field)
     with open_mailbox(
@@ -87,9 +85,7 @@ def is_right(environment: MailEnvironment) -> bool:
 class Searcher:
     """Plays the assistant on one question by the plan for its kind."""
 
-    def __init__(
-        self, scenario: Scenario, agent: AgentSettings, habits: Habits, rng: random.Random, *, free: bool
-    ) -> None:
+    def __init__(self, scenario: Scenario, agent: AgentSettings, habits: Habits, rng: Random, *, free: bool) -> None:
         self.scenario, self.me, self.habits, self.rng = scenario, scenario.inbox_address, habits, rng
         asked = None if free else read_question(scenario.question)
         self.asked, self.is_free = asked or Asked("", is_mine=False), asked is None

@@ -127,9 +127,7 @@ def in_force(settings: Settings) -> tuple[Algorithm, SimpleNamespace]:
     # vLLM's kernels compute slightly different log-probabilities from the trainer's; other trainers correct too.
     fields: dict[str, Any] = {"importance_correction": "tis" if settings.agent.engine == "vllm" else "off"}
     wanted = {field: getattr(settings.algorithm, setting) for setting, field in OVERRIDES.items()}
-    algorithm = replace(
-        ALGORITHMS[name], **fields | {field: each for field, each in wanted.items() if each is not None}
-    )
+    algorithm = replace(ALGORITHMS[name], **fields | {field: one for field, one in wanted.items() if one is not None})
     if not algorithm.has_critic:
         algorithm = replace(algorithm, value_clip=settings.algorithm.value_clip)
     sections = {leaf: getattr(settings, leaf.section) for leaf in leaves()}

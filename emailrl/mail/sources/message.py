@@ -400,9 +400,7 @@ def _text_of(message: _Part, defects: list[str]) -> str:
         defects.append("html_only")
     words = [tuple(_WORD.findall(text)) if len(ranks) > 1 else None for _, text in shown]
     others = {each for each, (rank, _) in zip(words, shown, strict=True) if rank != _HTML}
-    return "\n".join(
-        text for each, (rank, text) in zip(words, shown, strict=True) if rank != _HTML or each not in others
-    )
+    return "\n".join(text for own, (rank, text) in zip(words, shown, strict=True) if rank != _HTML or own not in others)
 
 
 def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]]:

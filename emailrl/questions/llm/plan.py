@@ -177,9 +177,7 @@ def cost_of(settings: GenerationSettings, tokens_in: int, tokens_out: int) -> fl
     except ValueError:
         host = None
     if not host:
-        raise UsageError(
-            "GENERATOR_BASE_URL is not an http(s) URL.", "Expected something like https://openrouter.ai/api/v1."
-        )
+        raise UsageError("GENERATOR_BASE_URL is not an http(s) URL.", "Expected, say, https://openrouter.ai/api/v1.")
     free = 0.0 if is_this_machine(host) else None
     price_in, price_out = settings.generator_input_price, settings.generator_output_price
     price_in, price_out = free if price_in is None else price_in, free if price_out is None else price_out

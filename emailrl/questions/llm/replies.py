@@ -250,9 +250,7 @@ def harvest(
             asked[wording] = scenario
     if not asked:
         counts = ", ".join(f"{reason} {number}" for reason, number in dropped.most_common())
-        raise EmailRLError(
-            f"None of the model's questions is usable ({counts or 'it wrote none'}).", "Try another model."
-        )
+        raise EmailRLError(f"No question of the model is usable ({counts or 'it wrote none'}).", "Try another model.")
     return Harvest(in_order(asked.values()), dict(dropped.most_common()))
 
 

@@ -112,9 +112,7 @@ _NUMBERING = re.compile(
     r"|paragraph|appendix|exhibit)s?\b(?!\s(?:date|time|price|size|cost))",
     re.IGNORECASE,
 )
-_SEVERAL = re.compile(
-    r"(?:\band|,)\s(?:by\s|to\s|at\s|for\s)?(?:who|whom|what|when|where|why|how|which)\b", re.IGNORECASE
-)
+_SEVERAL = re.compile(r"(?:\band|,)\s(?:by\s|to\s|at\s|for\s)?(?:who|whom|what|when|where|why|how|which)\b", re.I)
 _POLAR = re.compile(
     r"^(?:and\s|so\s)?(?:am|may|must|(?:is|are|was|were|do|does|did|can|could|will|would|should|shall|has|have|had|might)"
     r"(?:n't)?|[cw](?:a|o)n't)\b",

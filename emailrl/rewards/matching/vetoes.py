@@ -126,9 +126,7 @@ def others_own(case: Case) -> bool:
     text = case.given.masked
     held = [name for name in find_names(case.given) if own & {*name.tokens}]
     owned = [re.match(r"\W*'s?\s+(\w+)", text[name.end - 2 :]) for name in held]
-    return bool(owned) and all(
-        found is not None and not has_word(stem(found[1]), case.expected.known) for found in owned
-    )
+    return bool(owned) and all(found and not has_word(stem(found[1]), case.expected.known) for found in owned)
 
 
 def has(units: Sequence[Unit], wanted: Unit) -> bool:
