@@ -17,8 +17,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.questions.load import missing_ids, read_jsonl, read_questions
-from emailrl.questions.template import KINDS, generate
-from emailrl.questions.template.generate import realism_of
+from emailrl.questions.template import KINDS, generate, realism_of
 from emailrl.records.trajectory import Scenario
 from emailrl.settings import DataSettings
 
