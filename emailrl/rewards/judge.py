@@ -69,13 +69,8 @@ class LLMJudge:
             return verdict
 
         messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": messages,
-            "temperature": 0,
-            "max_tokens": own.judge_max_tokens,
-        }
-        verdict = wait_for(ask(self._client, verdict_of, retries=own.judge_retries, **body))
+        body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": own.judge_max_tokens}
+        verdict = wait_for(ask(self._client, verdict_of, retries=own.judge_retries, temperature=0, **body))
         if isinstance(verdict, Failed):
             raise JudgeError(
                 f"The judge {model} at {without_credentials(own.judge_base_url)} returned no verdict: "
