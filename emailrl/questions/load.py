@@ -356,7 +356,7 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
     if not coverage.num_answerable:
         raise UsageError(
             f"{db} contains none of the source emails of these questions.",
-            "Name the database they were made from: --db FILE.",
+            "Name the database they were made from (--db), or other questions (--questions).",
         )
     if coverage.num_answerable == len(scenarios):
         return []

@@ -19,7 +19,7 @@ from emailrl.engines.vllm.servers import check_servers
 from emailrl.mail import database_fingerprint
 from emailrl.measure.evaluation import check_samples
 from emailrl.model.shard import check_shardable
-from emailrl.questions.load import fingerprint, missing_ids, read_questions
+from emailrl.questions.load import coverage_notes, fingerprint, read_questions
 from emailrl.ranks import Ranks
 from emailrl.records.trajectory import Scenario
 from emailrl.rewards.scorer import OverlongScorer, build_scorer
@@ -194,14 +194,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     train = questions.of("train", limit=data.train_dataset_size, seed=training.seed)
     val = questions.of("val", limit=2 * num_val, seed=training.seed)
     chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
-    coverage = missing_ids(train.scenarios, db)
-    if not coverage.num_answerable:
-        hint = "Use the database they were made from (--db) or other questions (--questions)."
-        raise UsageError(f"{db} contains none of the source emails of the questions in {train.source}.", hint)
-    notes = list(dict.fromkeys((*train.notes, *val.notes)))
-    if coverage.answerable < 1:
-        share = f"{coverage.num_answerable} of {coverage.num_questions}"
-        notes.append(f"the database can answer only {share} training questions; the others' source emails are missing")
+    notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
     notes += [*start.notes, *algorithms.advice(settings)]
     if checkpoint:

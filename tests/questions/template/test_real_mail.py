@@ -39,4 +39,4 @@ def test_art_e_s_questions_on_this_database(enron_db: Path, shared_data: Path) -
     path = shared_data / "enron" / "art_e_questions.jsonl"
     questions = read_questions(path, DataSettings(max_source_mails=9)).scenarios
     coverage = missing_ids(questions, enron_db)
-    assert (coverage.num_questions, coverage.num_answerable, len(coverage.missing)) == (859, 858, 1)
+    assert (len(questions), coverage.num_answerable, len(coverage.missing)) == (859, 858, 1)
