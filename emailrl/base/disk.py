@@ -30,10 +30,8 @@ def check_place(path: Path, option: str) -> None:
     anchor = here if here in named.parents else named.parent
     real = os.path.realpath(path)
     if real != os.path.join(os.path.realpath(anchor), named.relative_to(anchor)):
-        raise UsageError(
-            f"A link leads from {path} to {real}; nothing is written through it.",
-            f"Name that place itself: {option}{'=' if option.isupper() else ' '}{shlex.quote(real)}",
-        )
+        hint = f"Name that place itself: {option}{'=' if option.isupper() else ' '}{shlex.quote(real)}"
+        raise UsageError(f"A link leads from {path} to {real}; nothing is written through it.", hint)
 
 
 def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:

@@ -61,9 +61,8 @@ def check_hub(name: str) -> None:
     try:
         HfApi().model_info(name, timeout=10)
     except GatedRepoError as error:
-        raise EmailRLError(
-            f"The model '{name}' is gated.", "Accept its license on the hub page, then run `hf auth login`."
-        ) from error
+        hint = "Accept its license on the hub page, then run `hf auth login`."
+        raise EmailRLError(f"The model '{name}' is gated.", hint) from error
     except RepositoryNotFoundError as error:
         raise UsageError(f"The hub has no model '{name}'.", "Use nano, a folder, or another hub name.") from error
     except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:

@@ -175,10 +175,8 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     database.check_header(db)
     for journal in (f"{db.name}-wal", f"{db.name}-journal"):  # SQLite would apply them to the new file of that name
         if (beside := db.with_name(journal)).exists() and beside.stat().st_size:
-            raise UsageError(
-                f"Another program is writing {db}, or died doing so: {journal} still exists.",
-                f"Close that program or open the database once with sqlite3, so that {journal} disappears.",
-            )
+            hint = f"Close that program or open the database once with sqlite3, so that {journal} disappears."
+            raise UsageError(f"Another program is writing {db}, or died doing so: {journal} still exists.", hint)
     if append:
         database.database_fingerprint(db)  # raises where it is not a database of ours
     elif overwrite:
@@ -204,9 +202,8 @@ def _naming(db: Path) -> Iterator[None]:
         if database.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             with reading(db):
                 raise
-        raise EmailRLError(
-            f"The database {db} cannot be written: {database.reason(error)}.", "It is unchanged."
-        ) from error
+        hint = "It is unchanged."
+        raise EmailRLError(f"The database {db} cannot be written: {database.reason(error)}.", hint) from error
 
 
 # -- loading ----------------------------------------------------------------------------------------------------------

@@ -245,10 +245,8 @@ def check_header(db: Path) -> None:
     except OSError as error:
         raise UsageError(f"{db} cannot be read: {error.strerror or error}.", OTHER_FILE) from error
     if start and start != _HEADER:
-        raise UsageError(
-            f"{db} cannot be read as a mail database: file is not a database.",
-            "Name another file with --db, or move this one away.",
-        )
+        hint = "Name another file with --db, or move this one away."
+        raise UsageError(f"{db} cannot be read as a mail database: file is not a database.", hint)
 
 
 def check_replaceable(db: Path) -> None:

@@ -219,10 +219,8 @@ def run_benchmark(
     for result in results:
         if result.evaluation.exceptions == len(result.evaluation.trajectories):
             first = reason(result.evaluation.trajectories[0].exception)
-            raise EmailRLError(
-                f"{result.subject.label}: every rollout failed: {first.rstrip('.')}.",
-                f"Check the server or model, then rerun the same command with --resume --out {out}.",
-            )
+            hint = f"Check the server or model, then rerun the same command with --resume --out {out}."
+            raise EmailRLError(f"{result.subject.label}: every rollout failed: {first.rstrip('.')}.", hint)
     return report
 
 

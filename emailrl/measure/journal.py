@@ -103,10 +103,8 @@ class Conditions:
                 raise nothing_to_resume(path)
             if resume and (changed := differences(path, now)):
                 also = f" {HOW_DATABASES_CHANGE}" if "other database" in changed else ""
-                raise UsageError(
-                    f"{path} was started under other conditions: {'; '.join(changed)}.",
-                    f"Repeat the original options with --resume, choose another --out, or use --overwrite.{also}",
-                )
+                hint = f"Repeat the original options with --resume, choose another --out, or use --overwrite.{also}"
+                raise UsageError(f"{path} was started under other conditions: {'; '.join(changed)}.", hint)
             if self._is_idle:
                 self._write()
         except BaseException:

@@ -355,10 +355,8 @@ def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
     )
     if not chosen:
         largest = ", ".join(owner.address for owner in largest_owners(reader))
-        raise UsageError(
-            f"No address has {MIN_MAILS} emails with a third of them received.",
-            f"Name one with --inbox{f'; the largest: {largest}' if largest else ''}.",
-        )
+        hint = f"Name one with --inbox{f'; the largest: {largest}' if largest else ''}."
+        raise UsageError(f"No address has {MIN_MAILS} emails with a third of them received.", hint)
     return chosen
 
 

@@ -354,10 +354,8 @@ def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
     """Return the coverage note for tables of these questions; raises UsageError if the database can answer none."""
     coverage = missing_ids(scenarios, db)
     if not coverage.num_answerable:
-        raise UsageError(
-            f"{db} contains none of the source emails of these questions.",
-            "Name the database they were made from (--db), or other questions (--questions).",
-        )
+        hint = "Name the database they were made from (--db), or other questions (--questions)."
+        raise UsageError(f"{db} contains none of the source emails of these questions.", hint)
     if coverage.num_answerable == len(scenarios):
         return []
     causes = [
@@ -391,10 +389,8 @@ def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | No
     if beside.is_file():
         return data.model_copy(update={"questions": beside}), f"Questions: {beside} (next to the database)"
     if not has_enron_email(db):
-        raise UsageError(
-            f"No questions are named, and {db} has none next to it ({beside.name}).",
-            "Generate some (emailrl gen-questions), or name a file with --questions.",
-        )
+        hint = "Generate some (emailrl gen-questions), or name a file with --questions."
+        raise UsageError(f"No questions are named, and {db} has none next to it ({beside.name}).", hint)
     load_splits(HUB_QUESTIONS)  # into the hub's cache
     return data, f"Questions: {HUB_QUESTIONS}, from the hub"
 

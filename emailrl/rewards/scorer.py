@@ -194,10 +194,8 @@ class OverlongScorer:
 
     def __post_init__(self) -> None:
         if not 0 < self.buffer <= self.max_tokens:
-            raise UsageError(
-                f"OVERLONG_BUFFER={self.buffer} does not fit into MAX_TOKENS={self.max_tokens}.",
-                "Use a smaller buffer, or 0 for none.",
-            )
+            hint = "Use a smaller buffer, or 0 for none."
+            raise UsageError(f"OVERLONG_BUFFER={self.buffer} does not fit into MAX_TOKENS={self.max_tokens}.", hint)
 
     def score(self, trajectories: Sequence[Trajectory]) -> None:
         self.scorer.score(trajectories)

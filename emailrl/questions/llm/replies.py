@@ -81,10 +81,8 @@ class QuestionWriter:
         secret = settings.generator_api_key or (openrouter_api_key if at_openrouter else None)
         self._key = secret.get_secret_value() if secret else ""
         if at_openrouter and not self._key:
-            raise UsageError(
-                "Generating questions with a model at OpenRouter needs a key.",
-                "Set OPENROUTER_API_KEY, or GENERATOR_BASE_URL to another server; --generator template needs none.",
-            )
+            hint = "Set OPENROUTER_API_KEY, or GENERATOR_BASE_URL to another server; --generator template needs none."
+            raise UsageError("Generating questions with a model at OpenRouter needs a key.", hint)
         check_key("GENERATOR_API_KEY" if settings.generator_api_key else "OPENROUTER_API_KEY", self._key)
         self._cache = ReplyCache(settings.generator_cache, "GENERATOR_CACHE")
         self._timeout, self._max_cost = timeout, max_cost
