@@ -319,53 +319,43 @@ MAX_NAMED = 3  # Maximum message ids in a note.
 
 _STORED = select(emails.c.id).where(emails.c.message_id == bindparam("message_id"))
 _RECEIVED = exists().where(recipients.c.email_id == emails.c.id, recipients.c.recipient_address == bindparam("inbox"))
-_VISIBLE = _STORED.where(
-    emails.c.date < bindparam("until"), or_(emails.c.from_address == bindparam("inbox"), _RECEIVED)
-)
+_VISIBLE = _STORED.where(emails.c.date < bindparam("end"), or_(emails.c.from_address == bindparam("inbox"), _RECEIVED))
 
 
-@dataclass(slots=True)
-class Coverage:
-    """How much of a question set a database covers."""
-
-    missing: list[str]  # Distinct source ids missing from the database, in the order of the questions.
-    hidden: list[str]  # Source ids in the database, but not in the question's inbox before its date.
-    num_answerable: int  # Number of questions whose source emails the agent can all read.
-
-
-def missing_ids(scenarios: Sequence[Scenario], db: Path) -> Coverage:
-    """Look up the source emails of all questions. Raises EmailRLError if ``db`` cannot be read."""
+def missing_ids(scenarios: Sequence[Scenario], db: Path) -> tuple[list[str], list[str], int]:
+    """The questions' source ids that the database lacks; those not in the question's inbox before its date; and how
+    many questions have sources that the agent can all read. Raises EmailRLError if ``db`` cannot be read."""
     missing: dict[str, None] = {}
     hidden: dict[str, None] = {}
     num_answerable = 0
     with opened(Path(db)) as connection:
         for scenario in scenarios:
-            place = {"until": scenario.query_date, "inbox": scenario.inbox_address}
+            place = {"end": scenario.query_date, "inbox": scenario.inbox_address}
             ids = [{"message_id": message_id} for message_id in scenario.message_ids]
             unseen = [each for each in ids if connection.scalar(_VISIBLE, each | place) is None]
             for each in unseen:
                 is_there = connection.scalar(_STORED, each) is not None
                 (hidden if is_there else missing)[each["message_id"]] = None
             num_answerable += not unseen
-    return Coverage(list(missing), list(hidden), num_answerable)
+    return list(missing), list(hidden), num_answerable
 
 
 def coverage_notes(scenarios: Sequence[Scenario], db: Path) -> list[str]:
     """Return the coverage note for tables of these questions; raises UsageError if the database can answer none."""
-    coverage = missing_ids(scenarios, db)
-    if not coverage.num_answerable:
+    missing, hidden, num_answerable = missing_ids(scenarios, db)
+    if not num_answerable:
         hint = "Name the database they were made from (--db), or other questions (--questions)."
         raise UsageError(f"{db} contains none of the source emails of these questions.", hint)
-    if coverage.num_answerable == len(scenarios):
+    if num_answerable == len(scenarios):
         return []
     causes = [
         f"{words} {', '.join(ids[:MAX_NAMED])}" + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
-        for words, ids in (("missing:", coverage.missing), ("outside the inbox or too late:", coverage.hidden))
+        for words, ids in (("missing:", missing), ("outside the inbox or too late:", hidden))
         if ids
     ]
     return [
-        f"the database can answer {coverage.num_answerable} of {len(scenarios)} questions "
-        f"({coverage.num_answerable / len(scenarios):.1%}); {'; '.join(causes)}"
+        f"the database can answer {num_answerable} of {len(scenarios)} questions "
+        f"({num_answerable / len(scenarios):.1%}); {'; '.join(causes)}"
     ]
 
 
@@ -427,6 +417,6 @@ def write_demo(
         raise UsageError(f"{beside} already exists.", "Move it away, or replace it and the database with --overwrite.")
     report = build_database(demo_emails(seed), db, settings=settings, overwrite=overwrite, append=append, limit=limit)
     questions = demo_questions(seed)
-    lost = set(missing_ids(questions, report.db).missing)
+    lost = set(missing_ids(questions, report.db)[0])
     write_scenarios(questions_file(report.db), [q for q in questions if lost.isdisjoint(q.message_ids)])
     return report

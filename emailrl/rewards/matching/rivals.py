@@ -238,9 +238,7 @@ def bare_rivals(case: Case) -> bool:
         # Names alone, one of them new and no state or country that contains the right place.
         own = {token for name in expected.names for token in name.tokens}
         larger = TITLES if own & COUNTRIES else COUNTRIES | TITLES if own & STATES else COUNTRIES | STATES | TITLES
-        named = [
-            i for i in items if all(u.fact is None and (u.text[0].isupper() or not case.is_mixed) for u in i.units)
-        ]
+        named = [i for i in items if all(not u.fact and (u.text[0].isupper() or not case.is_mixed) for u in i.units)]
         return any(unit.text.lower() not in larger for item in named for unit in case.new(item.units))
     told = any(unit.stem in case.asked.stems and not case.holds(unit) for unit in units)
     if told or not (expected.names or expected.words) or expected.kinds:

@@ -226,10 +226,8 @@ def opposed(case: Case) -> bool:
     said |= {*map(stem, _DIRECTION.findall(before.lower())), *(["refus"] if REFUSAL.search(before) else [])}
     if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
         return True
-    facts = [
-        unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)
-    ]
-    for limit in (_STRICT.search(case.given.masked[: unit.start]) for unit in facts):
+    held = [unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)]
+    for limit in (_STRICT.search(case.given.masked[: unit.start]) for unit in held):
         if limit:
             stated, asked = _LIMITS[(limit["upper"] is None) is (limit["no"] is None)]
             if not (stated.search(case.expected.full.text) or asked.search(case.asked.reading.text)):

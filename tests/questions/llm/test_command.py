@@ -51,7 +51,7 @@ def test_a_whole_run_gives_a_question_file_like_any_other(
     assert (told["tokens_in"], told["tokens_out"], told["cost"], told["cached"]) == (600, 60, 0.0, 0)
     assert told["out"] == str(tmp_path / "q.jsonl") and set(told["splits"]) == {"train", "val", "test"}
     scenarios = list(read_jsonl(tmp_path / "q.jsonl"))
-    assert missing_ids(scenarios, mail_db).num_answerable == 60
+    assert missing_ids(scenarios, mail_db)[2] == 60
     sources = {split: {m for s in scenarios if s.split == split for m in s.message_ids} for split in told["splits"]}
     assert not sources["train"] & sources["test"] and not sources["train"] & sources["val"]
     code, _, err = emailrl(stub.url)

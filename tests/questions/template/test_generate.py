@@ -45,8 +45,7 @@ def split_of(scenarios: list[Scenario]) -> dict[str, str | None]:
 
 
 def test_every_source_can_be_read_and_no_question_gives_its_answer_away(db: Path, scenarios: list[Scenario]) -> None:
-    coverage = missing_ids(scenarios, db)
-    assert (coverage.missing, coverage.hidden, coverage.num_answerable) == ([], [], len(scenarios))
+    assert missing_ids(scenarios, db) == ([], [], len(scenarios))
     assert not [s for s in scenarios if s.kind != "count_in_month" and s.answer.lower() in s.question.lower()]
 
 

@@ -26,8 +26,7 @@ def test_five_thousand_questions_over_fifteen_inboxes_whose_sources_are_in_sight
     assert len({s.inbox_address for s in generated}) >= 15
     assert len({s.kind for s in generated}) >= 25
     assert min(Counter(s.split for s in generated).values()) >= 500
-    coverage = missing_ids(generated, enron_db)
-    assert (coverage.missing, coverage.hidden) == ([], [])
+    assert missing_ids(generated, enron_db) == ([], [], len(generated))
 
 
 def test_the_offline_matcher_accepts_every_answer_in_a_sentence(generated: list[Scenario]) -> None:
@@ -38,5 +37,5 @@ def test_the_offline_matcher_accepts_every_answer_in_a_sentence(generated: list[
 def test_art_e_s_questions_on_this_database(enron_db: Path, shared_data: Path) -> None:
     path = shared_data / "enron" / "art_e_questions.jsonl"
     questions = read_questions(path, DataSettings(max_source_mails=9)).scenarios
-    coverage = missing_ids(questions, enron_db)
-    assert (len(questions), coverage.num_answerable, len(coverage.missing)) == (859, 858, 1)
+    missing, _, num_answerable = missing_ids(questions, enron_db)
+    assert (len(questions), num_answerable, len(missing)) == (859, 858, 1)
