@@ -94,10 +94,8 @@ def _written(character: str) -> str:
 def check_key(name: str, key: str) -> None:
     """Raise UsageError, without the key, unless a header can hold it: printable ASCII without spaces."""
     if not re.fullmatch("[!-~]*", key):
-        raise UsageError(
-            f"{name} is not a valid key: it has a space, a line break, a control character or one outside ASCII.",
-            "Copy the key again, without anything before or after it.",
-        )
+        what = f"{name} is not a valid key: it has a space, a line break, a control character or one outside ASCII."
+        raise UsageError(what, "Copy the key again, without anything before or after it.")
 
 
 def names_openrouter(setting: str, url: str) -> bool:

@@ -66,7 +66,6 @@ def check_hub(name: str) -> None:
     except RepositoryNotFoundError as error:
         raise UsageError(f"The hub has no model '{name}'.", "Use nano, a folder, or another hub name.") from error
     except (OSError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
-        raise EmailRLError(
-            f"The model '{name}' is not on this machine, and the hub cannot be reached.",
-            "Use --model nano or a folder with the model, or copy a hub cache here (HF_HUB_CACHE).",
-        ) from error
+        what = f"The model '{name}' is not on this machine, and the hub cannot be reached."
+        hint = "Use --model nano or a folder with the model, or copy a hub cache here (HF_HUB_CACHE)."
+        raise EmailRLError(what, hint) from error

@@ -20,10 +20,8 @@ P = TypeVar("P", bound="PolicySettings")
 def check_engine(settings: PolicySettings, *, trainable: bool) -> None:
     """Raise UsageError or EmailRLError for an engine that cannot serve a policy, before any model is loaded."""
     if settings.is_chat:
-        raise UsageError(
-            "The openai engine returns no token ids: it works in rollout and benchmark, but not in training.",
-            "Use --engine transformers or vllm.",
-        )
+        what = "The openai engine returns no token ids: it works in rollout and benchmark, but not in training."
+        raise UsageError(what, "Use --engine transformers or vllm.")
     if settings.agent.engine == "vllm":
         from emailrl.engines.vllm.arguments import check_vllm
 

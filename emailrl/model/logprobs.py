@@ -142,10 +142,8 @@ def check_projection(model: Any) -> None:
     model.train(was_training)
     tolerance = 1e-4 if head.weight.dtype in (torch.float32, torch.float64) else 0.1
     if own.shape != ours.shape or (own - ours).abs().max() > tolerance * own.abs().max().clamp(min=1.0):
-        raise EmailRLError(
-            f"{type(causal_lm(model)).__name__} computes its logits in a way emailrl does not support.",
-            "Choose another base model (Qwen, Llama, Mistral and Gemma work).",
-        )
+        what = f"{type(causal_lm(model)).__name__} computes its logits in a way emailrl does not support."
+        raise EmailRLError(what, "Choose another base model (Qwen, Llama, Mistral and Gemma work).")
 
 
 class FrozenHead(torch.autograd.Function):

@@ -139,10 +139,8 @@ class Job:
         if known.per_trajectory is not None:
             mean, source = known.per_trajectory, "given"
             if mean > self.window:
-                raise UsageError(
-                    f"A trajectory of {mean} tokens is longer than the model's context of {self.window}.",
-                    "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.",
-                )
+                what = f"A trajectory of {mean} tokens is longer than the model's context of {self.window}."
+                raise UsageError(what, "Lower --tokens-per-trajectory, or raise MAX_MODEL_LEN.")
         most = max(most, mean)
         per_step, questions = questions_per_step(training, ranks), settings.data.train_dataset_size
         epochs = None if training.mode == "masked" else training.num_train_epochs

@@ -191,10 +191,9 @@ def load_splits(name: str) -> Any:
         suffixes |= CODE & {file.suffix.lower() for file in folder.iterdir()}
         readers = {READERS[suffix] for suffix in suffixes if suffix in READERS}
         if len(readers) != 1 or suffixes & CODE:
-            raise UsageError(
-                f"{folder} is not a folder of questions: it contains {', '.join(sorted(suffixes)) or 'no'} files.",
-                "Use JSON, JSONL, CSV, Parquet or Arrow files, all of one kind, and no code or pickles.",
-            )
+            what = f"{folder} is not a folder of questions: it contains {', '.join(sorted(suffixes)) or 'no'} files."
+            hint = "Use JSON, JSONL, CSV, Parquet or Arrow files, all of one kind, and no code or pickles."
+            raise UsageError(what, hint)
         kept = {str(split): [f for f in files if Path(f).suffix.lower() in READERS] for split, files in found.items()}
         # The reader is named and the files are given: `load_dataset(folder)` would let the folder choose both.
         return datasets.load_dataset(readers.pop(), data_files={split: files for split, files in kept.items() if files})
@@ -300,11 +299,8 @@ def read_questions(questions: Path | None, data: DataSettings) -> Questions:
 def check_exists(questions: Path | None) -> None:
     """Raise UsageError if there is no question file or folder; None means the hub's."""
     if questions is not None and not (questions.is_file() or questions.is_dir()):
-        raise UsageError(
-            f"No such question file: {questions}.",
-            "Choose another with --questions, or generate one: emailrl gen-questions",
-            "no-questions",
-        )
+        hint = "Choose another with --questions, or generate one: emailrl gen-questions"
+        raise UsageError(f"No such question file: {questions}.", hint, "no-questions")
 
 
 def fingerprint(scenarios: Sequence[Scenario]) -> str:

@@ -59,10 +59,8 @@ def cut_val(train: Sequence[Scenario], size: int, source: str, *, allow_shared: 
     if len(counts) < 2:
         inbox = train[0].inbox_address if train else "none"
         if not allow_shared:
-            raise UsageError(
-                f"{source}: training needs a val split on other inboxes, but there is only one inbox ({inbox}).",
-                "--allow-shared-inbox takes val from the same inbox (noted in every table).",
-            )
+            what = f"{source}: training needs a val split on other inboxes, but there is only one inbox ({inbox})."
+            raise UsageError(what, "--allow-shared-inbox takes val from the same inbox (noted in every table).")
         if len(train) < 2:
             raise UsageError(f"{source}: one training question cannot be split into train and val.")
         chosen = sorted(train, key=lambda s: _hash(s.id))[:goal]

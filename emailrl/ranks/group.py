@@ -369,10 +369,9 @@ def _meet(training: TrainingSettings, device: str, place: Place) -> RankGroup:
             # NCCL connects on first use: do it now, not after a rollout.
             ranks.all_reduce(torch.zeros(1, device="cuda"))
     except (RuntimeError, ValueError) as error:
-        raise EmailRLError(
-            f"Rank {place.rank} of {place.world} failed to meet the others: {first_line(error)}",
-            "Check the addresses, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and RANK_START_TIMEOUT.",
-        ) from error
+        what = f"Rank {place.rank} of {place.world} failed to meet the others: {first_line(error)}"
+        hint = "Check the addresses, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, and RANK_START_TIMEOUT."
+        raise EmailRLError(what, hint) from error
     return ranks
 
 

@@ -98,10 +98,8 @@ def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | N
         return weights.reward_wrong
     if rubric["returned_i_dont_know"] or rubric["ran_out_of_turns"]:
         return weights.reward_no_answer
-    raise EmailRLError(
-        f"The art_e reward does not cover this outcome: no answer, stop_reason {trajectory.stop_reason}.",
-        "A custom environment needs its own reward.",
-    )
+    what = f"The art_e reward does not cover this outcome: no answer, stop_reason {trajectory.stop_reason}."
+    raise EmailRLError(what, "A custom environment needs its own reward.")
 
 
 def _has_looked(trajectory: Trajectory) -> bool:

@@ -167,10 +167,8 @@ def _check(settings: Settings, mode: algorithms.Mode, ranks: Ranks) -> None:
     environment = settings.agent.environment
     load_task(environment)
     if environment != MAIL and mode.make_environment is not None:
-        raise UsageError(
-            f"Mode {mode.name} trains on a static email prompt, not in the environment {environment}.",
-            "Use --mode masked or rollout.",
-        )
+        what = f"Mode {mode.name} trains on a static email prompt, not in the environment {environment}."
+        raise UsageError(what, "Use --mode masked or rollout.")
     if settings.has_servers:
         check_servers(settings.vllm)
 

@@ -157,10 +157,8 @@ def plan_questions(
     batches = [batch for turn in zip_longest(*turns) for batch in turn if batch is not None]
     batches = batches[: ceil(limit / QUESTIONS_A_PROMPT)]
     if not batches:
-        raise EmailRLError(
-            f"No mailbox has {MIN_MAILS} emails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters.",
-            "Use --generator template.",
-        )
+        what = f"No mailbox has {MIN_MAILS} emails with bodies of {MIN_BODY_CHARS} to {MAX_BODY_CHARS} characters."
+        raise EmailRLError(what, "Use --generator template.")
     cache = ReplyCache(settings.generator_cache, "GENERATOR_CACHE")
     to_send = [batch for batch in batches if cache.get(batch.cache_key(settings.generator_model)) is None]
     tokens_in, tokens_out = sum(batch.tokens for batch in to_send), len(to_send) * TOKENS_A_REPLY
