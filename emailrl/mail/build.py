@@ -75,8 +75,7 @@ def build_database(
     ``workers`` other processes (None chooses a number for the machine).
 
     Raises ``UsageError`` if ``db`` exists and neither flag is given, if it is not a database or cannot be written, or
-    if nothing is left to store; ``EmailRLError`` if the source or the disk fails, or another build is writing ``db``.
-    """
+    if nothing is left to store; ``EmailRLError`` if source or disk fails, or another build is writing ``db``."""
     started = time.monotonic()
     settings = settings or StoreSettings()
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)

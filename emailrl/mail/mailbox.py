@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from emailrl.base.errors import EmailRLError, ToolError
 from emailrl.mail.database import SNIPPET_WORDS, connect, driver, is_cancelled, no_database, party_word, reading
@@ -61,11 +61,8 @@ class _Reader:
 
     def __init__(self, db: Path) -> None:
         self._opened = connect(db)
+        finalize(self, self._opened.close)
         self.connection = driver(self._opened)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_opened"):
-            self._opened.close()
 
 
 class _Readers(threading.local):
@@ -94,8 +91,7 @@ class Mailbox:
 
         ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``without_keywords``
         allows searches without keywords if an address or a date is given. Raises ``UsageError`` if ``db`` is not a mail
-        database, ``ToolError`` for any other bad argument.
-        """
+        database, ``ToolError`` for any other bad argument."""
         if order not in ("newest", "relevance"):
             raise ToolError("order must be newest or relevance.")
         address = _check_address("inbox", inbox)
@@ -131,9 +127,12 @@ class Mailbox:
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
         (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
-        the body. Raises ``ToolError`` for a bad argument.
-        """
-        text, limit = _text_match(keywords), _check_count(max_results)
+        the body. Raises ``ToolError`` for a bad argument."""
+        text = _text_match(keywords)
+        if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
+            raise ToolError("max_results must be a whole number of at least 1.")
+        if max_results > MAX_RESULTS:
+            raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
         sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
@@ -148,13 +147,13 @@ class Mailbox:
         bounds = self._last_id(high), self._last_id(low)
         people = (sender, sender, recipient, recipient)
         if text is None:
-            rows = self._rows(_UNSEARCHED, (" AND ".join(parties), *people, *bounds, limit))
+            rows = self._rows(_UNSEARCHED, (" AND ".join(parties), *people, *bounds, max_results))
             return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
         match, short = " AND ".join([text, *parties]), short_text(keywords)
         if self.order == "newest" and not others:
-            rows = self._rows(_NEWEST, (short, match, *bounds, limit))
+            rows = self._rows(_NEWEST, (short, match, *bounds, max_results))
         else:
-            rows = self._rows(_SEARCHES[self.order], (short, match, *people, *bounds, limit, text))
+            rows = self._rows(_SEARCHES[self.order], (short, match, *people, *bounds, max_results, text))
         return [SearchHit(each, self._bounded(snippet, each, keywords, text)) for each, snippet in rows]
 
     def read(self, message_id: str) -> Email | None:
@@ -266,14 +265,6 @@ def _check_day(name: str, value: object) -> str | None:
             raise ToolError(f"{name} is not a valid date: {value}.") from None
         return value
     raise ToolError(f"{name} must be a date as YYYY-MM-DD.")
-
-
-def _check_count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ToolError("max_results must be a whole number of at least 1.")
-    if value > MAX_RESULTS:
-        raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
-    return value
 
 
 _UNDATED_END, _DATES_END = "0", "~"

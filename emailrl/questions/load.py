@@ -384,15 +384,13 @@ def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | No
 def has_enron_email(db: Path) -> bool:
     """Whether a database has an Enron address: only then can it answer ART-E's questions."""
     with opened(db) as connection:
-        found = select(addresses.c.address).where(addresses.c.address.like("%@enron.com")).limit(1)
-        return connection.scalar(found) is not None
+        return connection.scalar(select(addresses).where(addresses.c.address.like("%@enron.com"))) is not None
 
 
 def has_only_demo_email(db: Path) -> bool:
     """Whether a database contains only demo email: all its message ids are six digits, as no mail program writes."""
     with opened(db) as connection:
-        other = select(emails.c.id).where(~emails.c.message_id.regexp_match("^<[0-9]{6}>$")).limit(1)
-        return connection.scalar(other) is None
+        return connection.scalar(select(emails).where(~emails.c.message_id.regexp_match("^<[0-9]{6}>$"))) is None
 
 
 def write_demo(

@@ -224,8 +224,7 @@ def rewind(run_dir: Path, state: State) -> list[str]:
 
     ``metrics.jsonl`` and ``evaluations.jsonl`` are truncated by their writers. A later or damaged ``best_model`` is
     replaced by the checkpoint of the best step if that still exists. Otherwise a later one stays until a better one is
-    found, and a damaged one until the next evaluation, as ``state`` then has no best. A damaged ``final`` is removed.
-    """
+    found, a damaged one until the next evaluation, as ``state`` then has no best. A damaged ``final`` is removed."""
     checkpoints.recover(run_dir)
     said, final, best = [], run_dir / "final", run_dir / "best_model"
     gone: dict[Path, str] = {}

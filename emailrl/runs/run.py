@@ -124,14 +124,11 @@ class Interrupts:
 
     Inside ``droppable()`` it is raised at once, since that work can be repeated; elsewhere, and during an import, which
     may swallow it, it waits for ``check()``. A SIGINT after it raises immediately. Works only in the main thread; in
-    others the signals are left alone.
-    """
+    others the signals are left alone."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
-        self._requested = False
-        self._droppable = False
-        self._from_rank = False
+        self._requested = self._droppable = self._from_rank = False
         self.impatient = False  # Whether a SIGINT came after the first signal: save nothing more.
 
     @contextmanager

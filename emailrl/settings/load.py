@@ -198,8 +198,7 @@ def load_settings(
     ``dotenv``, of ``.env``. ``recorded`` settings of a resumed run override all but flags and environment. ``trust``
     trusts the values in the folder's files from now on; ``builds_db`` is for commands that write the database,
     ``looks_only`` for those that send and write nothing: they ignore addresses, keys and code of an untrusted folder.
-    Raises ``UsageError`` for a wrong key or value, ``Untrusted`` for a value that a file may not set.
-    """
+    Raises ``UsageError`` for a wrong key or value, ``Untrusted`` for a value that a file may not set."""
     here = Path.cwd() if cwd is None else Path(cwd).absolute()
     stated = ChainMap(from_flags(overrides or {}), from_environment(os.environ if environ is None else environ))
     dotenv_source = from_dotenv(here / ".env") if dotenv else {}

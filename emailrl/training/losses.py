@@ -42,8 +42,7 @@ def policy_loss(
     PPO (arXiv 1707.06347); separate clips: DAPO (2503.14476). ``dual_clip`` c > 1 bounds the loss where A < 0 by
     -max(min(...), cA) (1912.09729). ``ratio_level="sequence"`` takes r = exp(masked mean of the log-ratio) for every
     token of a row (GSPO, 2507.18071). ``advantages`` is ``(B, T)``, or ``(B,)`` for one per sequence; ``weights``
-    multiplies after clipping. Log-ratios are clamped to ±20. See ``aggregate`` for the rest.
-    """
+    multiplies after clipping. Log-ratios are clamped to ±20. See ``aggregate`` for the rest."""
     trainable = _trainable(loss_mask, logprobs, old_logprobs)
     log_ratio = masked(logprobs, trainable) - masked(old_logprobs.detach(), trainable)
     if ratio_level == "sequence":

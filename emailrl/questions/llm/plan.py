@@ -177,8 +177,6 @@ def cost_of(settings: GenerationSettings, tokens_in: int, tokens_out: int) -> fl
     if not host:
         raise UsageError("GENERATOR_BASE_URL is not an http(s) URL.", "Expected, say, https://openrouter.ai/api/v1.")
     free = 0.0 if is_this_machine(host) else None
-    price_in, price_out = settings.generator_input_price, settings.generator_output_price
-    price_in, price_out = free if price_in is None else price_in, free if price_out is None else price_out
-    if price_in is None or price_out is None:
-        return None
-    return (tokens_in * price_in + tokens_out * price_out) / 1e6
+    stated = settings.generator_input_price, settings.generator_output_price
+    price_in, price_out = (free if price is None else price for price in stated)
+    return None if price_in is None or price_out is None else (tokens_in * price_in + tokens_out * price_out) / 1e6
