@@ -287,7 +287,7 @@ class Run(Generic[S]):
         try:
             yield
         except (Exception, KeyboardInterrupt):
-            step, saved, later = self._step, self.saved_step, "--resume latest continues"
+            step, saved, later = self._step, self.saved_step, "the same command with --resume latest continues"
             up_to = "there is no checkpoint yet" if saved is None else f"saved up to step {saved}; {later}"
             if saved == step:
                 said = f"after step {step}, which is saved; {later}"

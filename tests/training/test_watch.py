@@ -106,7 +106,7 @@ def test_with_stop_it_ends_with_its_state_saved_and_names_the_last_checkpoint_fr
     )  # fmt: skip
     assert [line["step"] for line in played.metrics] == list(range(1, 10))
     assert played.saved == {"best_model": 0, "checkpoint-4": 4, "checkpoint-6": 6, "checkpoint-8": 8, "final": 9}
-    assert played.said[-2] == "Stopped after step 9, which is saved; --resume latest continues."
+    assert played.said[-2] == "Stopped after step 9, which is saved; the same command with --resume latest continues."
     assert played.said[-1].startswith(
         "error: Stopped at step 9 on signs of collapse (ON_COLLAPSE=stop). Make that change and return to step 4"
     )
