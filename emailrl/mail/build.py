@@ -69,11 +69,9 @@ def build_database(
     listing: Listing | None = None,
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
-
     ``append`` keeps the emails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit`` is
     the maximum number of emails to store. ``sift`` and ``Sieve`` decide what is skipped. A ``Source`` is parsed by
     ``workers`` other processes (None chooses a number for the machine).
-
     Raises ``UsageError`` if ``db`` exists and neither flag is given, if it is not a database or cannot be written, or
     if nothing is left to store; ``EmailRLError`` if source or disk fails, or another build is writing ``db``."""
     started = time.monotonic()

@@ -88,7 +88,6 @@ class Mailbox:
         without_keywords: bool = True,
     ) -> None:
         """Open the mailbox of the address ``inbox`` (any case).
-
         ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``without_keywords``
         allows searches without keywords if an address or a date is given. Raises ``UsageError`` if ``db`` is not a mail
         database, ``ToolError`` for any other bad argument."""
@@ -123,7 +122,6 @@ class Mailbox:
         max_results: int = MAX_RESULTS,
     ) -> list[SearchHit]:
         """Return the newest (or most relevant, see ``order``) emails whose subject or body contains every keyword.
-
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
         (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of

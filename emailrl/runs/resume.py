@@ -19,7 +19,7 @@ from emailrl.mail.database import HOW_DATABASES_CHANGE
 from emailrl.model.resolve import find_adapter, same_base
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE, held, remove_records
-from emailrl.runs.run import State
+from emailrl.runs.run import State, versions
 from emailrl.settings import PolicySettings, Settings
 from emailrl.settings.names import changed
 
@@ -216,12 +216,15 @@ def check_agrees(
         version = f"emailrl {before.versions.get('emailrl')}{commit}"
         problem = f"{path} was trained on other questions than {source} now gives."
         raise UsageError(problem, f"Resume with the old file and the version that wrote it ({version}), {_OR_NEW_RUN}")
-    return [f"changed since the checkpoint: {name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
+    was, own = before.versions, versions(settings)
+    edited = [use for use in ("reward", "environment") if was.get(use) not in (None, own.get(use))]
+    notes = [f"{name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
+    notes += [f"the content of {use.upper()}" for use in edited]
+    return [f"changed since the checkpoint: {note}" for note in notes]
 
 
 def rewind(run_dir: Path, state: State) -> list[str]:
     """Remove records beyond the state's step, so that no step appears twice; return notes on what was removed.
-
     ``metrics.jsonl`` and ``evaluations.jsonl`` are truncated by their writers. A later or damaged ``best_model`` is
     replaced by the checkpoint of the best step if that still exists. Otherwise a later one stays until a better one is
     found, a damaged one until the next evaluation, as ``state`` then has no best. A damaged ``final`` is removed."""

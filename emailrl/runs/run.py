@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import platform
 import random
@@ -25,6 +26,7 @@ import torch
 
 import emailrl
 from emailrl import checkpoints
+from emailrl.base.custom import is_path
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import first_line
 from emailrl.base.process import handled_by, is_importing
@@ -121,7 +123,6 @@ def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> 
 
 class Interrupts:
     """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt when nothing is lost by it.
-
     Inside ``droppable()`` it is raised at once, since that work can be repeated; elsewhere, and during an import, which
     may swallow it, it waits for ``check()``. A SIGINT after it raises immediately. Works only in the main thread; in
     others the signals are left alone."""
@@ -263,7 +264,7 @@ class Run(Generic[S]):
             parent=origin.parent,
             resumed_from=origin.resumed_from,
             seed=settings.training.seed,
-            versions=versions(),
+            versions=versions(settings),
             database_fingerprint=origin.database_fingerprint,
             questions_fingerprint=origin.questions_fingerprint,
             git_commit=git_commit(),
@@ -316,20 +317,22 @@ def write_weights(policy: Policy, folder: Path) -> None:
     (policy.save_adapter if policy.lora else policy.save_model)(folder)
 
 
-@cache
-def versions() -> dict[str, str]:
+def versions(settings: Settings) -> dict[str, str]:
+    """What runs: emailrl, Python, the packages, and the content of the user's own files (by their settings' names)."""
     packages = {package: version(package) for package in ("torch", "transformers", "peft")}
-    return {"emailrl": emailrl.__version__, "python": platform.python_version(), **packages}
+    named = {"reward": settings.rewards.reward, "environment": settings.agent.environment}
+    files = {use: Path(os.path.expanduser(name.rpartition(":")[0])) for use, name in named.items() if is_path(name)}
+    own = {use: checkpoints.sha256_of(file) for use, file in files.items() if file.suffix == ".py" and file.is_file()}
+    return {"emailrl": emailrl.__version__, "python": platform.python_version(), **packages, **own}
 
 
 @cache
 def git_commit() -> str | None:
     """The checked-out commit if emailrl runs from its repository; None if it is installed."""
-    package = Path(emailrl.__file__).parent
-    if not (package.parent / ".git").exists():
+    root = Path(emailrl.__file__).parents[1]
+    if not (root / ".git").exists():
         return None
-    command = ["git", "rev-parse", "HEAD"]
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, cwd=package, capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
+        found = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=root, stderr=subprocess.DEVNULL, timeout=10)
+        return found.decode().strip()
     return None

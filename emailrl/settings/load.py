@@ -193,7 +193,6 @@ def load_settings(
     looks_only: bool = False,
 ) -> Settings:
     """The settings in force: flag > environment > ``.env`` > ``emailrl.toml`` > preset > default.
-
     ``overrides`` are flags by setting name (None: not given). ``cwd`` is the folder of ``emailrl.toml`` and, with
     ``dotenv``, of ``.env``. ``recorded`` settings of a resumed run override all but flags and environment. ``trust``
     trusts the values in the folder's files from now on; ``builds_db`` is for commands that write the database,

@@ -38,7 +38,6 @@ def policy_loss(
     denominator: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Clipped surrogate: -min(rA, clip(r, 1 - clip_low, 1 + clip_high)A) with r = exp(logprobs - old_logprobs).
-
     PPO (arXiv 1707.06347); separate clips: DAPO (2503.14476). ``dual_clip`` c > 1 bounds the loss where A < 0 by
     -max(min(...), cA) (1912.09729). ``ratio_level="sequence"`` takes r = exp(masked mean of the log-ratio) for every
     token of a row (GSPO, 2507.18071). ``advantages`` is ``(B, T)``, or ``(B,)`` for one per sequence; ``weights``

@@ -23,7 +23,7 @@ from emailrl.questions.load import fingerprint
 from emailrl.records.trajectory import Scenario
 from emailrl.runs.folder import held
 from emailrl.runs.resume import check_agrees, find_start, lost_metrics, resumed, rewind, run_to_resume, with_lora
-from emailrl.runs.run import load_state, seed_generators
+from emailrl.runs.run import load_state, seed_generators, versions
 from emailrl.settings import OutputSettings, Settings, load_settings
 from emailrl.training.state import Cursor, RunState
 
@@ -343,6 +343,22 @@ def test_harmless_changes_are_listed(tmp_path: Path) -> None:
         "changed since the checkpoint: learning_rate 1e-05 -> 0.0001",
         "changed since the checkpoint: test_set_size 100 -> 3",
     ]
+
+
+def test_an_edited_file_of_the_users_own_is_named(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def score(trajectory): return 1.0")
+    settings = load_settings({"reward": f"{mine}:score"}, environ={}, cwd=tmp_path)
+    before = versions(settings)
+    write(tmp_path / "run" / "checkpoint-1")
+    written = read_checkpoint(tmp_path / "run" / "checkpoint-1")
+    recorded = replace(written.metadata, settings=settings.public(), versions=before)
+    prints = {"database": "d", "questions": recorded.questions_fingerprint, "source": "q.jsonl"}
+    checkpoint = replace(written, metadata=replace(recorded, base_model=settings.model.name, database_fingerprint="d"))
+    assert check_agrees(checkpoint, settings, recorded.mode, **prints) == []
+    mine.write_text("def score(trajectory): return 2.0")
+    said = check_agrees(checkpoint, settings, recorded.mode, **prints)
+    assert said == ["changed since the checkpoint: the content of REWARD"]
 
 
 @pytest.mark.parametrize(
