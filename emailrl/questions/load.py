@@ -407,7 +407,7 @@ def write_demo(
     beside = questions_file(db)
     if what := not_a_file(beside):
         raise UsageError(f"{beside} is {what}.", "Remove it.")
-    if beside.exists() and not overwrite:
+    if beside.exists() and not overwrite and (append or not db.exists()):  # a database is refused by build_database
         raise UsageError(f"{beside} already exists.", "Move it away, or replace it and the database with --overwrite.")
     report = build_database(demo_emails(seed), db, settings=settings, overwrite=overwrite, append=append, limit=limit)
     questions = demo_questions(seed)
