@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Final
 
-from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic import StringConstraints, TypeAdapter, ValidationError, with_config
 
 from emailrl.base.disk import naming, replace_bytes, sync
 from emailrl.base.errors import EmailRLError, UsageError
@@ -46,6 +46,7 @@ _BEST = ("best", SFT)
 _CHECKPOINT_NAME = re.compile(r"best_model|final|checkpoint-\d+")
 
 
+@with_config(defer_build=True)
 @dataclass(frozen=True, slots=True)
 class Metadata:
     """The content of ``metadata.json``: a checkpoint's origin and the hash of each of its files."""

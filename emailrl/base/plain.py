@@ -98,3 +98,11 @@ def guard_streams() -> None:
 def tell(line: str) -> None:
     """Print one line on stderr."""
     print(one_line(line), file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """A human-readable duration: 90 s, 12 min, 3.4 h, 5.1 days."""
+    for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
+        if seconds < most:
+            return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
+    return f"{seconds / 86_400:.1f} days"

@@ -29,7 +29,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
@@ -61,13 +60,6 @@ _WHY: Final = {
 }
 
 
-def _day(value: str) -> str:
-    try:
-        return datetime.strptime(value, "%Y-%m-%d").date().isoformat()
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is not a date like 2001-05-14.") from None
-
-
 @setting_options("model_name engine db")
 def ask(
     *,
@@ -80,10 +72,10 @@ def ask(
         Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
     ] = None,
     date: Annotated[
-        str | None,
+        datetime | None,
         Option(
             "--date",
-            parser=_day,
+            formats=["%Y-%m-%d"],
             metavar="YYYY-MM-DD",
             help="The agent's today; it sees only earlier emails. Default: all emails, and today's date or that of the "
             "newest email, whichever is earlier.",
@@ -105,15 +97,16 @@ def ask(
     model, base, name = _policy(settings, checkpoint, overrides["model_name"])
     say(f"Mailbox: {inbox}; model: {name}")
     note_adapters([model] if isinstance(model, Path) else [], settings, asks=True)
-    if date is not None and (first := first_day(settings.store.db, inbox)) is not None and date <= first:
-        say(f"Note: the mailbox begins on {first}; with --date {date} the agent sees no email.")
+    day = None if date is None else date.date().isoformat()
+    if day is not None and (first := first_day(settings.store.db, inbox)) is not None and day <= first:
+        say(f"Note: the mailbox begins on {first}; with --date {day} the agent sees no email.")
     if not settings.is_chat:
         say_loading(settings, base)
     with closing(EmailAgent(model, config=settings)) as agent:
         if question is None:
-            _converse(agent, inbox, date)
+            _converse(agent, inbox, day)
             return
-        answer = _ask(agent, inbox, date, question, None if json else result_console())
+        answer = _ask(agent, inbox, day, question, None if json else result_console())
     if json:
         scenario = answer.trajectory.scenario
         facts = {"stop_reason": answer.stop_reason, "inbox": scenario.inbox_address, "date": scenario.query_date}
@@ -181,10 +174,8 @@ def _checked(question: str) -> str:
     question = question.strip()
     if not question:
         raise UsageError("The question is empty.", 'For example: emailrl ask "When does the lease end?"')
-    try:
-        question.encode()
-    except UnicodeEncodeError:
-        raise UsageError("The question is not valid UTF-8.", "Check the terminal's encoding.") from None
+    if question != question.encode(errors="replace").decode():
+        raise UsageError("The question is not valid UTF-8.", "Check the terminal's encoding.")
     return question
 
 

@@ -35,10 +35,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE
-from rich.console import Group, RenderableType
-from rich.table import Column, Table
-from rich.text import Text
 from typer import Option
 
 from emailrl.agent.task import Rubric
@@ -48,13 +44,15 @@ from emailrl.base.plain import counted
 from emailrl.base.process import INTERRUPTED
 from emailrl.cli import options
 from emailrl.cli.inputs import choose_subjects, with_inputs
-from emailrl.cli.live import Tally
 from emailrl.cli.options import Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say, say_again, say_loading
 from emailrl.measure.evaluation import check_samples, has_crashed, reason, verdict
 from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
     from emailrl.measure.benchmark import Report, Subject
     from emailrl.records.trajectory import Scenario, Trajectory
 
@@ -172,6 +170,7 @@ def _fresh_folder(root: Path) -> Path:
 
 def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings, folder: Path, **how: Any) -> Report:
     """Run the benchmark with progress; on failure, say what is saved, and leave no empty folder."""
+    from emailrl.cli.live import Tally
     from emailrl.cli.trajectory import show_trajectories
     from emailrl.measure.benchmark import run_benchmark
 
@@ -243,6 +242,9 @@ def _titles(report: Report) -> dict[str, str]:
 
 def results_table(report: Report, width: int) -> RenderableType:
     """Lay out the results side by side as ``width`` allows, a column per model, with comparisons and notes below."""
+    from rich.console import Group
+    from rich.text import Text
+
     conditions, records, titles = report.conditions, report.records(), _titles(report)
     temperature = conditions["temperature"]
     decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
@@ -278,22 +280,24 @@ def results_table(report: Report, width: int) -> RenderableType:
         if not result.complete
     ]
     tables = _side_by_side(list(titles.values()), [_cells(record) for record in records], width)
-    return Group(Text(heading, style="bold"), *tables, *map(Text, lines))
+    return Group(Text(heading, style="bold"), *tables, *lines)
 
 
 def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) -> Iterator[Table]:
     """Tables of columns, whose cells have the names of their rows; as few as fit."""
+    from rich.box import SIMPLE
+    from rich.table import Column, Table
+
     titles = ["/\n".join(title.rsplit("/", 1)) for title in titles]  # a path's last part gets a line of its own
     longest = max((len(line) + 2 for title in titles for line in title.splitlines()), default=0)
     fitting = max(1, (width - NAMES_WIDTH) // max(longest, RESULT_WIDTH))
     rows = dict.fromkeys(row for cells in columns for row in cells)
     for start in range(0, len(titles), fitting):
-        some = (Column(Text(title), justify="right", overflow="fold") for title in titles[start : start + fitting])
+        some = (Column(title, justify="right", overflow="fold") for title in titles[start : start + fitting])
         table = Table(Column("", no_wrap=True), *some, box=SIMPLE, pad_edge=False)
         for row in rows:
             if not all(cells.get(row) == "none" for cells in columns):  # email rubric in an environment without email
-                shown = [Text(cells.get(row, "")) for cells in columns[start : start + fitting]]
-                table.add_row(Text(row), *shown)
+                table.add_row(row, *(cells.get(row, "") for cells in columns[start : start + fitting]))
         yield table
 
 

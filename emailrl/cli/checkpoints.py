@@ -6,14 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.console import RenderableType
-from rich.json import JSON
-from rich.table import Table
-from rich.text import Text
 from typer import Argument, Option
 
 from emailrl import checkpoints as registry
@@ -27,6 +22,9 @@ from emailrl.cli.options import Json, Overrides, Trust, setting_options
 from emailrl.cli.output import confirm, print_json, progress_console, result_console, warn
 from emailrl.runs.folder import REPLACED, REPLACING
 from emailrl.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 checkpoints = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
@@ -79,7 +77,10 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
         progress_console().print("No checkpoints yet. Train first: emailrl train")
 
 
-def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
+def checkpoints_table(found: Iterable[Checkpoint]) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
     table = Table(box=SIMPLE, pad_edge=False, collapse_padding=True)
     for title in ("checkpoint", "kind", "step", "mode", "accuracy", "reward", "created (UTC)"):
         table.add_column(title, justify="right" if title in ("step", "accuracy", "reward") else "left")
@@ -91,7 +92,7 @@ def checkpoints_table(found: Iterable[Checkpoint]) -> RenderableType:
         numbers = "–" if accuracy is None else f"{accuracy:.1%}", "–" if reward is None else f"{reward:+.3f}"
         created = metadata.created_at[:16].replace("T", " ")
         cells = (checkpoint.path.name, metadata.kind, str(metadata.step), metadata.mode, *numbers, created)
-        table.add_row(*map(Text, cells))
+        table.add_row(*cells)
     return table
 
 
@@ -117,6 +118,8 @@ def show_command(
       emailrl checkpoints show best --verbose
       emailrl checkpoints show outputs/grpo_masked/checkpoint-20 --json
     """
+    from rich.json import JSON
+
     output_dir = load_settings(overrides, looks_only=True).output.output_dir
     if which == "best":
         note_runs_without_best(output_dir, overrides["mode"])

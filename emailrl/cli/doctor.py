@@ -94,8 +94,7 @@ def doctor(
     area = ""
     for check in checks:
         if check.area != area:
-            area = check.area
-            table.add_row(Text(area, style="bold"))
+            table.add_row(area := check.area, style="bold")
         found = Text(plain_line(check.found), overflow="fold")
         if check.remedy:
             found.append(f"\n→ {plain_line(check.remedy)}", style="dim")

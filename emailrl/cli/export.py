@@ -17,12 +17,9 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from emailrl.checkpoints import find_checkpoint
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Checkpoint, Json, Overwrite, Trust, path_option
 from emailrl.cli.output import print_json, print_next, result_console, warn
-from emailrl.model.resolve import untrained_note
-from emailrl.settings import load_settings
 
 
 def export(
@@ -33,7 +30,10 @@ def export(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.export import export_checkpoint
+    from emailrl.model.resolve import untrained_note
+    from emailrl.settings import load_settings
 
     output_dir = load_settings(trust=trust).output.output_dir
     if checkpoint in (None, "best"):

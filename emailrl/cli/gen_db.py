@@ -18,14 +18,11 @@ Examples:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from typer import Option
 
 from emailrl.base.disk import stamp_of
@@ -37,6 +34,8 @@ from emailrl.cli.output import print_json, print_next, progress_console, result_
 from emailrl.settings import DEFAULT_DB, PlayingSettings, Settings, StoreSettings, load_settings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from emailrl.mail.build import BuildReport
     from emailrl.mail.build import Progress as Report
     from emailrl.mail.sources import Source
@@ -73,6 +72,7 @@ def gen_db(
     if everything.store.source in ("hf", "demo"):
         everything = _with_db(everything, DEFAULT_DB, append=append)
     settings = everything.store
+    how: dict[str, Any] = {"overwrite": overwrite, "append": append, "limit": limit}
     if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
         if overrides["db"] is None:
             _check_contents(settings)
@@ -80,8 +80,7 @@ def gen_db(
         say(f"{settings.db} already holds {counted(report.emails, 'email')}; --overwrite rebuilds it.", console)
     elif settings.source == "demo":
         with _said_if_interrupted(settings.db):
-            seed, db = everything.training.seed, settings.db
-            report = write_demo(db, settings=settings, seed=seed, overwrite=overwrite, append=append, limit=limit)
+            report = write_demo(settings.db, settings=settings, seed=everything.training.seed, **how)
         _print_summary(report, console)
         say(f"Questions: {questions_file(report.db)}", console)
     else:
@@ -98,17 +97,8 @@ def gen_db(
                 title = "no mail" if reason in NO_MESSAGES else f"{what} {reason}"
                 above.print(one_line(f"{title}: {name or '(no name)'}"), soft_wrap=True)
 
-            report = build_database(
-                opened,
-                settings.db,
-                settings=settings,
-                overwrite=overwrite,
-                append=append,
-                limit=limit,
-                workers=workers,
-                progress=progress,
-                listing=listed if verbose else None,
-            )
+            shown: dict[str, Any] = {"progress": progress, "listing": listed if verbose else None}
+            report = build_database(opened, settings.db, settings=settings, workers=workers, **shown, **how)
         _print_summary(report, console)
         if overwrite and (questions := questions_file(report.db)).is_file():
             say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
@@ -149,9 +139,8 @@ def _existing(db: Path) -> BuildReport:
     from emailrl.mail.database import emails, opened, recipients
 
     with opened(db) as connection:
-        counts = (connection.scalar(select(func.count()).select_from(table)) or 0 for table in (emails, recipients))
-        stored, sent_to = counts
-    return BuildReport(stored, sent_to, {}, 0.0, db.resolve(), {})
+        stored, sent = (connection.scalar(select(func.count()).select_from(each)) or 0 for each in (emails, recipients))
+    return BuildReport(stored, sent, {}, 0.0, db.resolve(), {})
 
 
 @contextmanager
@@ -169,23 +158,21 @@ def _said_if_interrupted(db: Path) -> Iterator[None]:
 @contextmanager
 def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
     """A progress bar on stderr for reading, then indexing; and the console for printing above it."""
-    numbers = TextColumn("{task.fields[messages]}, {task.fields[rate]:,.0f}/s")
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), numbers, TimeRemainingColumn())
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[told]}", TimeRemainingColumn())
     # No refresh thread: parser processes are forked while the bar is shown.
     bar = Progress(*columns, console=progress_console(), auto_refresh=False)
     tasks: dict[str, TaskID] = {}
-    started = {"read": time.monotonic()}
 
     def show(phase: str, messages: int, total: int | None) -> None:
-        if not tasks:  # not before the first message, so that a bad argument prints only its error
-            bar.start()
         if phase not in tasks:
-            tasks[phase] = bar.add_task(phase, total=None, messages="", rate=0.0)
-        now = time.monotonic()
-        rate = messages / ((now - started.setdefault(phase, now)) or float("inf"))
+            tasks[phase] = bar.add_task(phase, total=None, told="")
+            bar.start()  # not before the first message, so that a bad argument prints only its error
+        told = f"{counted(messages, 'message')}, {messages / (bar.tasks[tasks[phase]].elapsed or float('inf')):,.0f}/s"
         fraction = source.fraction() if total is None else messages / max(total, 1)
-        total_shown, told = None if fraction is None else 1.0, counted(messages, "message")
-        bar.update(tasks[phase], total=total_shown, completed=fraction or 0.0, messages=told, rate=rate, refresh=True)
+        length = None if fraction is None else 1.0
+        bar.update(tasks[phase], total=length, completed=fraction or 0.0, told=told, refresh=True)
 
     try:
         yield show, bar.console

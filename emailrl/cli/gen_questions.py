@@ -28,10 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich import progress
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 from typer import Option
 
 from emailrl.base.credentials import without_credentials
@@ -44,7 +40,10 @@ from emailrl.cli.output import confirm, print_json, progress_console, result_con
 from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from emailrl.questions.llm import QuestionPlan, Spending
+    from rich.console import Console
+    from rich.table import Table
+
+    from emailrl.questions.llm import QuestionPlan
     from emailrl.records.trajectory import Scenario
 
 ASK_ABOVE = 1.0  # dollars above which a run needs confirmation, as it does if the price is unknown
@@ -118,6 +117,9 @@ def gen_questions(
 
 
 def _table(scenarios: list[Scenario]) -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
     from emailrl.questions.splits import SPLITS
 
     counts = Counter((scenario.kind, scenario.split) for scenario in scenarios)
@@ -130,10 +132,10 @@ def _table(scenarios: list[Scenario]) -> Table:
 
 
 def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int | None) -> list[Scenario]:
+    from emailrl.cli.live import Tally
     from emailrl.questions.template import HARD_KINDS, KINDS, generate
 
-    with _progress_bar("mailboxes", progress.TimeElapsedColumn()) as bar:
-        task = bar.add_task("mailboxes", total=None)
+    with Tally() as tally:
         return generate(
             settings.store.db,
             inboxes=inboxes,
@@ -142,7 +144,7 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
             allow_shared=bool(settings.data.allow_shared_inbox),
             max_source_mails=settings.data.max_source_mails,
             kinds=HARD_KINDS if kinds == "hard" else KINDS,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=lambda _, total: tally.advance("mailboxes", total),
         )
 
 
@@ -172,6 +174,7 @@ def _by_llm(
     settings: Settings, inboxes: list[str], limit: int | None, max_cost: float | None, *, is_confirmed: bool
 ) -> tuple[list[Scenario], dict[str, Any]]:
     """The questions, and facts about their generation for ``--json``."""
+    from emailrl.cli.live import Tally
     from emailrl.questions.llm import QuestionWriter, harvest
 
     console, generation, rewards = progress_console(), settings.generation, settings.rewards
@@ -186,16 +189,9 @@ def _by_llm(
     what = f"The cost ({_dollars(plan.cost, 'unknown')})"
     if plan.num_to_send and not (is_confirmed or is_cheap or confirm("Send the emails and spend this?", what)):
         raise typer.Abort
-    speed, spent_so_far = map(progress.TextColumn, ("{task.fields[rate]:.1f}/s", "{task.fields[cost]}"))
-    with _progress_bar("prompts", speed, progress.TimeRemainingColumn(), spent_so_far) as bar:
-        task = bar.add_task("prompts", total=plan.num_to_send, rate=0.0, cost="")
-
-        def show(spending: Spending) -> None:
-            done = spending.num_answered + spending.num_refused
-            rate = done / max(bar.tasks[0].elapsed or 0.0, 1e-9)
-            bar.update(task, completed=done, rate=rate, cost=_dollars(spending.cost, ""))
-
-        spending = writer.ask(plan, show)
+    with Tally() as tally:
+        total = plan.num_to_send
+        spending = writer.ask(plan, lambda spent: tally.advance("prompts", total, _dollars(spent.cost, "")))
     seed, most = settings.training.seed, settings.data.max_source_mails
     result = harvest(plan, settings.store.db, generation, seed=seed, max_source_mails=most)
     for reason, number in result.dropped.items():
@@ -204,13 +200,6 @@ def _by_llm(
     console.print(f"{spending.tokens_in:,} tokens in, {spending.tokens_out:,} out; cost {cost}")
     spent = {name: getattr(spending, name) for name in ("tokens_in", "tokens_out", "cost")}
     return result.scenarios, estimate | spent | {"dropped": result.dropped}
-
-
-def _progress_bar(title: str, *columns: progress.ProgressColumn) -> progress.Progress:
-    """A bar on stderr; nothing where that is not a terminal."""
-    console = progress_console()
-    counted = (progress.TextColumn(title), progress.BarColumn(), progress.MofNCompleteColumn())
-    return progress.Progress(*counted, *columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _dollars(cost: float | None, unknown: str) -> str:

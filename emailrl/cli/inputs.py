@@ -50,9 +50,10 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     if settings.is_chat and checkpoints:
         raise UsageError("The openai engine cannot run a checkpoint.", "Name the server's model with --model.")
     takes_best = not (checkpoints or models or settings.is_chat)
-    if not checkpoints and not models:
-        has_best = takes_best and find_runs(output_dir, which="best")
-        checkpoints, models = (["best"], []) if has_best else ([], [settings.model.name])
+    if takes_best and find_runs(output_dir, which="best"):
+        checkpoints = ["best"]
+    elif not checkpoints and not models:
+        models = [settings.model.name]
     found = [find_adapter(which, output_dir) for which in checkpoints]
     subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
     subjects += [Subject(name, name) for name in models]
@@ -69,27 +70,23 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
     from emailrl.model.resolve import untrained_note
 
     now = settings.public()
-    otherwise: dict[str, list[str]] = {}
     for path in paths:
         if not (path / METADATA).is_file():
             continue
         if note := untrained_note(path, settings.output.output_dir):
             warn(note)
         metadata = read_checkpoint(path).metadata
-        recorded, used = [], []
+        then: dict[str, str] = {}
         for option, (section, name) in TASK.items():
             if option == "--reward" and (asks or metadata.mode == SFT):
                 continue
             new = "mail" if asks else str(now[section][name])
             old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
             if old != new:
-                recorded.append(f"{option} {shlex.quote(old)}")
-                used.append(f"{option} {shlex.quote(new)}")
-        if recorded:
-            here = "the mail environment" if asks else " ".join(used)
-            otherwise.setdefault(f"{' '.join(recorded)}; this command uses {here}", []).append(str(path))
-    for difference, names in otherwise.items():
-        say(f"Note: {' and '.join(names)} {'was' if len(names) == 1 else 'were'} trained with {difference}.")
+                then[f"{option} {shlex.quote(old)}"] = f"{option} {shlex.quote(new)}"
+        if then:
+            here = "the mail environment" if asks else " ".join(then.values())
+            say(f"Note: {path} was trained with {' '.join(then)}; this command uses {here}.")
 
 
 def check_inputs(settings: Settings) -> None:

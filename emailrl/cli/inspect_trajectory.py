@@ -20,7 +20,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -30,10 +30,10 @@ from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Overrides, Overwrite, setting_options
 from emailrl.cli.output import progress_console, result_console, say, warn
 from emailrl.cli.report import HtmlFile, Redact, write_page
-from emailrl.cli.trajectory import show_in_full, trajectory_list
-from emailrl.page import place
-from emailrl.records import TrajectoryIndex, training_notes
 from emailrl.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from emailrl.records import TrajectoryIndex
 
 
 @setting_options("verbose model_name", verbose="Show the prompt, the rubric and every token.")
@@ -52,6 +52,9 @@ def inspect_trajectory(
     redact: Redact = False,
     overwrite: Overwrite = False,
 ) -> None:
+    from emailrl.page import place
+    from emailrl.records import TrajectoryIndex
+
     if follow + listing + page + (html is not None) > 1:
         raise UsageError("--follow, --list, --page and --html are mutually exclusive.", "Choose one.")
     if redact and html is None:
@@ -74,6 +77,8 @@ def inspect_trajectory(
     warn(*map(plain_line, [*([] if is_bad else found.bad_lines), *found.torn]))
     position = place.position_in(found, wanted)
     if listing:
+        from emailrl.cli.trajectory import trajectory_list
+
         first = max(count - limit, 0) if wanted == -1 else position
         result_console().print(trajectory_list(found, first, limit, result_console().width))
         return
@@ -83,6 +88,8 @@ def inspect_trajectory(
 
 
 def _newest(output_dir: Path) -> Path:
+    from emailrl.page import place
+
     newest = place.newest_file(place.output_roots(output_dir))
     if newest is None:
         hint = "Record one (emailrl rollout or emailrl train), or name a file."
@@ -123,6 +130,9 @@ def _try_to_show(index: TrajectoryIndex, position: int, settings: Settings, wher
 
 
 def _show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:
+    from emailrl.cli.trajectory import show_in_full
+    from emailrl.records import training_notes
+
     shown, notes = [index.trajectory(position)], training_notes(index.path)[0]
     where = f", {where or f'{position + 1} of {len(index)} (--index {position})'}"
     show_in_full(index.path, shown, settings, result_console(), where=where, notes=notes)

@@ -16,9 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from emailrl.base.plain import duration
 from emailrl.cli.output import progress_console, result_console, say
 from emailrl.records import read_metrics
-from emailrl.runs.log import Display, duration
+from emailrl.runs.log import Display
 
 if TYPE_CHECKING:
     from emailrl.measure.evaluation import Evaluation
@@ -103,11 +104,10 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         now = time.monotonic()
         left = f", {duration(max(self._ends - now, 0.0))} left" if self._ends else ""
         bar = ProgressBar(total=self._total, completed=self._step, width=space)
-        phase = Text(self._phase, no_wrap=True, overflow="ellipsis")
         counted = f"{self._phase_done} of {self._phase_total} rollouts" if self._phase_total else ""
         rows: list[tuple[str, RenderableType, str]] = [
             (f"Step {self._step}/{self._total}", bar, f"{duration(now - self._begun)}{left}"),
-            ("Now", phase, counted),
+            ("Now", Text(self._phase, no_wrap=True, overflow="ellipsis"), counted),
         ]
         for name, values, top, form, style in (
             ("Reward", self._rewards, None, "{:.3f}", "yellow"),
@@ -129,7 +129,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         columns = (Column(style="bold", no_wrap=True, width=12), Column(width=space), Column(no_wrap=True))
         grid = Table.grid(*columns, padding=(0, 2))
         for name, middle, numbers in rows:
-            grid.add_row(Text(name), middle, Text(numbers))
+            grid.add_row(name, middle, numbers)
         return grid
 
 
@@ -172,16 +172,17 @@ class Tally(AbstractContextManager["Tally"]):
         if self._console.is_terminal:
             title, left = TextColumn("{task.description}", markup=False), TextColumn("left")
             counted = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), left, TimeRemainingColumn())
-            self._bar = Progress(title, *counted, console=self._console)
-            self._bar.add_task(name, total=total, completed=done)
+            self._bar = Progress(title, *counted, TextColumn("{task.fields[remark]}"), console=self._console)
+            self._bar.add_task(name, total=total, completed=done, remark="")
             self._bar.start()
 
-    def advance(self, name: str, total: int) -> None:
+    def advance(self, name: str, total: int, remark: str = "") -> None:
+        """Count one more, and show ``remark``."""
         self.begin(name, total)
         self._done += 1
         now = time.monotonic()
         if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0])
+            self._bar.update(self._bar.task_ids[0], advance=1, remark=remark)
             if self._done == total:
                 self.__exit__()
         elif self._done == self._before + 1:
@@ -191,4 +192,4 @@ class Tally(AbstractContextManager["Tally"]):
             done = self._done - self._before
             left = (now - self._first) / (done - 1) * (total - self._done)
             ending = f", about {left:.0f} s left" if done * EARLIEST >= total - self._before else ""
-            say(f"{name}: {self._done} of {total}{ending}", self._console)
+            say(f"{name}: {self._done} of {total}{ending}{remark and f', {remark}'}", self._console)

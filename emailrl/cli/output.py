@@ -10,65 +10,39 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType, RenderHook
-from rich.segment import Segment
-from rich.text import Text
 
 from emailrl.base.errors import UsageError
-from emailrl.base.plain import guard_streams, one_line, plain, tell
+from emailrl.base.plain import one_line, tell
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from emailrl.settings import PolicySettings
 
 LONGEST_ID: Final = 200  # characters shown of a cited message id, which a model may make up
 
 
-class PlainConsole(Console):
-    """A Rich console on stdout or stderr for untrusted text: email, names of files and models, metadata. Rich passes
-    escape sequences in text through. Here all rendered text, also in tables and progress bars, goes through ``plain``;
-    Rich's own colors and cursor movements are kept, as they go past ``PlainStream``."""
-
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
-
-    @property  # type: ignore[misc]
-    def file(self) -> IO[str]:
-        """The stream itself, behind ``PlainStream`` and Rich's stand-in."""
-        stream = super().file
-        while (behind := getattr(stream, "rich_proxied_file", None) or getattr(stream, "terminal", None)) is not None:
-            stream = behind
-        return stream
-
-    def push_render_hook(self, hook: RenderHook) -> None:
-        """Begin a live display, whose stand-ins for the streams would read escape sequences in what others print."""
-        super().push_render_hook(hook)
-        guard_streams()
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as Rich does, with sanitized text."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(plain(segment.text), segment.style)
-
-
 def progress_console() -> Console:
     """The console for progress and notes: on stderr."""
-    return PlainConsole(stderr=True)
+    return result_console(json=True)
 
 
 def result_console(*, json: bool = False) -> Console:
     """The console for a command's results: stdout, or stderr with ``json``, as stdout holds only the JSON value."""
+    from emailrl.cli.console import PlainConsole  # not at the top: ``--help`` does without Rich
+
     return PlainConsole(stderr=json)
 
 
 def say(line: str, console: Console | None = None) -> None:
     """Print a line without control characters, on stderr by default; wraps at words on a terminal."""
     console = console or progress_console()
-    console.print(Text(one_line(line)), soft_wrap=not console.is_terminal)
+    console.print(one_line(line), soft_wrap=not console.is_terminal)
 
 
 def warn(*lines: str) -> None:

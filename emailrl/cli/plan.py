@@ -23,14 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
-from rich.text import Text
 from typer import Option
 
-from emailrl.base.plain import counted, one_line
+from emailrl.base.plain import counted, duration, one_line
 from emailrl.cli.options import Json, Overrides, Preset, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, result_console
-from emailrl.runs.log import duration
 from emailrl.settings import load_settings
 
 if TYPE_CHECKING:
@@ -98,21 +95,23 @@ def plan(
 
 
 def _print(planned: Plan) -> None:
-    table = Table.grid("", Column(justify="right"), Column(overflow="fold"), padding=(0, 2))
+    from rich.table import Column, Table
+
+    table = Table.grid("", Column(justify="right"), Column(overflow="fold", style="dim"), padding=(0, 2))
     sections = {"Memory, GiB": _memory, "Tokens": _tokens} | ({"Time and cost": _time} if planned.fits else {})
     for title, rows in sections.items():
-        table.add_row(Text(title, style="bold"))
+        table.add_row(title, style="bold")
         for name, value, remark in rows(planned):
-            table.add_row(f"  {name}", value, Text(one_line(remark), style="dim"))
+            table.add_row(f"  {name}", value, one_line(remark))
     console = result_console()
     console.print(table)
     if planned.ways:
-        console.print(Text("To make it fit", style="bold"))
+        console.print("To make it fit", style="bold")
     for way in planned.ways:
-        console.print(Text(f"  {way.text}: {way.peak / GIB:.1f} GiB, {duration(way.run_seconds)}"), soft_wrap=True)
+        console.print(f"  {way.text}: {way.peak / GIB:.1f} GiB, {duration(way.run_seconds)}", soft_wrap=True)
     for note in planned.notes:
-        console.print(Text(f"Note: {note}", style="dim"))
-    console.print(Text(planned.verdict, style="bold green" if planned.runs else "bold red"), soft_wrap=True)
+        console.print(f"Note: {note}", style="dim")
+    console.print(planned.verdict, style="bold green" if planned.runs else "bold red", soft_wrap=True)
 
 
 def _memory(planned: Plan) -> list[Row]:

@@ -27,13 +27,11 @@ from typer import Option
 import emailrl
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.checkpoints import find_checkpoint
-from emailrl.cli.live import LiveRun, Tally
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, print_next, result_console, say
-from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from emailrl.cli.live import LiveRun, Tally
     from emailrl.measure.benchmark import Report, Subject
 
 NUM_TEST_QUESTIONS = 300
@@ -68,9 +66,12 @@ def quickstart(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
+    from emailrl.checkpoints import find_checkpoint
+    from emailrl.cli.live import LiveRun, Tally
     from emailrl.cli.trajectory import render_trajectory
     from emailrl.measure.evaluation import is_correct
     from emailrl.records import read_records
+    from emailrl.settings import Settings
 
     folder = out or free_folder(Path("quickstart"))
     with Tally() as tally, LiveRun(Settings(), json=True) as live:
@@ -114,9 +115,11 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     """Index, benchmark, train and benchmark again in ``out``; an interrupted quickstart there is continued. Raises
     UsageError if ``out`` contains anything else, unless ``overwrite``. Only the ``emailrl.toml`` written here counts,
     no ``.env`` and no environment."""
+    from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.benchmark import Subject, run_benchmark
     from emailrl.model.resolve import Adapter
     from emailrl.questions.load import questions_file, read_questions, write_demo
+    from emailrl.settings import load_settings
     from emailrl.training.loop import train
 
     started = time.monotonic()

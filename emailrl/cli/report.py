@@ -15,7 +15,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -25,8 +25,9 @@ from emailrl.base.plain import counted
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overwrite, addresses_in, path_option
 from emailrl.cli.output import print_json, result_console, say
-from emailrl.page.place import made_in, newest_file, newest_run, place_of
-from emailrl.settings import PlayingSettings, load_settings
+
+if TYPE_CHECKING:
+    from emailrl.settings import PlayingSettings
 
 HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
 Redact = Annotated[
@@ -43,6 +44,9 @@ def report(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
+    from emailrl.page.place import made_in, newest_file, newest_run
+    from emailrl.settings import load_settings
+
     settings = load_settings(looks_only=True)
     output_dir = settings.output.output_dir
     check_searchable(run)
@@ -66,6 +70,7 @@ def write_page(
 ) -> dict[str, Any]:
     """Write the page for ``path`` to ``target``, unless that may not be replaced; return what ``--json`` prints."""
     from emailrl.page.build import gather, page
+    from emailrl.page.place import place_of
     from emailrl.page.redact import redacted
 
     check_out(target, may_exist=overwrite, option="--html")

@@ -23,16 +23,12 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 from typer import Option
 
 from emailrl.base.disk import check_out, check_own
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.cli.inputs import choose_subjects, with_inputs
-from emailrl.cli.live import Tally
 from emailrl.cli.options import Checkpoint, Json, Overrides, Overwrite, Resume, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, print_next, progress_console, result_console, say_again, say_loading, warn
 from emailrl.measure.evaluation import Evaluation, reason, total_cost, verdict
@@ -40,6 +36,8 @@ from emailrl.records.index import index_path
 from emailrl.settings import PolicySettings, Settings, load_settings
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from emailrl.measure.benchmark import Subject
     from emailrl.measure.journal import Conditions, Journal
     from emailrl.model.resolve import Adapter
@@ -172,6 +170,7 @@ def _play(
     subject: Subject, settings: Settings, scenarios: list[Scenario], num_generations: int, split: str, journal: Journal
 ) -> float:
     """Run rollouts and save them; when interrupted, still score the finished ones. Returns the seconds."""
+    from emailrl.cli.live import Tally
     from emailrl.measure.benchmark import players
 
     if not settings.is_chat:
@@ -198,6 +197,8 @@ def rollout_table(
     result: Evaluation, num_new: int, seconds: float, settings: PolicySettings, adapter: Adapter | None, target: Path
 ) -> RenderableType:
     """A summary of rollouts, ``num_new`` of them in these seconds; external names are printed as plain text."""
+    from rich.table import Table
+
     trajectories, rubric = result.trajectories, result.rubric
     resumed = "" if num_new == len(trajectories) else f", {num_new} of them new,"
     low, high = result.interval
@@ -230,5 +231,5 @@ def rollout_table(
         rows["broken prefixes"] = str(broken)
     table = Table(show_header=False, box=None)
     for name, value in rows.items():
-        table.add_row(name, Text(value))
+        table.add_row(name, value)
     return table

@@ -25,7 +25,6 @@ from typing import Annotated
 from typer import Option
 
 from emailrl.cli.inputs import check_inputs, suggest, with_inputs
-from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, say
 from emailrl.settings import load_settings
@@ -49,6 +48,7 @@ def sft(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    from emailrl.cli.live import LiveRun
     from emailrl.model.resolve import check_base
     from emailrl.questions.load import questions_file
     from emailrl.sft.data import source_of

@@ -35,7 +35,6 @@ from typer import Option
 from emailrl.base.errors import UsageError
 from emailrl.base.process import INTERRUPTED, leave
 from emailrl.cli.inputs import check_inputs, suggest, with_inputs
-from emailrl.cli.live import LiveRun
 from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say
 from emailrl.ranks.alone import Place
@@ -105,6 +104,7 @@ def train(
         resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
     else:
         check_inputs(settings)  # a resumed run keeps its questions
+    from emailrl.cli.live import LiveRun
     from emailrl.training.loop import train as run_training
 
     with LiveRun(settings, json=json) as live:

@@ -190,9 +190,8 @@ def _pairs(rows: dict[str, str]) -> Table:
 def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     if not values:
         return Text()
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
+    columns = "", Column(justify="right")
+    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
     for name, value in values.items():
         shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
         if value is not None:
@@ -248,6 +247,5 @@ def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) 
         }
         table.add_row(*map(cells.get, names), Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis"))
     part = f"index {first} to {first + len(shown) - 1} of {counted(len(index), 'trajectory')}"
-    if len(shown) < len(index):
-        part += "; choose others with --index and --limit"
+    part += "; choose others with --index and --limit" if len(shown) < len(index) else ""
     return Group(*(Text(plain_line(line), style="bold") for line in (str(index.path), part)), table)

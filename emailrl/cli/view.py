@@ -24,8 +24,6 @@ from typer import Argument, Option
 from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
-from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots
-from emailrl.settings import load_settings
 
 
 def view(
@@ -35,6 +33,7 @@ def view(
     port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
     from emailrl.page.server import PageServer, Served
+    from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
     try:
@@ -50,6 +49,8 @@ def view(
 
 def _wait_for(run: Path | None, output_dir: Path, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
     """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
+    from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots
+
     if run is not None:
         if not run.exists():
             raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")

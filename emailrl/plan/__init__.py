@@ -12,14 +12,13 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from emailrl.base.errors import UsageError
-from emailrl.base.plain import counted
+from emailrl.base.plain import counted, duration
 from emailrl.model.layout import GPU_SIZED
 from emailrl.model.shape import KNOWN, find_shape
 from emailrl.plan.devices import DEVICES, GIB, MEASURED, Cluster, Device, driver_gpus, find_device, this_machine
 from emailrl.plan.memory import Memory, plan_memory
 from emailrl.plan.time import Use, one_of, split_of, whole_of
 from emailrl.plan.tokens import Job, Known, Measured, Tokens, limit_to_questions, measure_run
-from emailrl.runs.log import duration
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import by_name, changed
 

@@ -12,7 +12,7 @@ from itertools import accumulate, count
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from emailrl.base.disk import check_own, replace_bytes, write_out
 from emailrl.base.errors import EmailRLError, UsageError
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     seconds: Number = 0.0
 
 
-_ENTRIES = TypeAdapter(list[Entry])
+_ENTRIES = TypeAdapter(list[Entry], config=ConfigDict(defer_build=True))
 _HEADER = encode({"fields": Entry._fields})
 
 

@@ -49,7 +49,7 @@ TokenIds = Annotated[list[int], _ints(2**32, lambda ids: array("I", ids))]
 Mask = Annotated[list[int], _ints(2, lambda mask: not bytes(mask).strip(b"\0\1"))]
 
 
-class _Counts(BaseModel):
+class _Counts(BaseModel, defer_build=True):
     """The rubric entries that are summed."""
 
     prompt_tokens: Number | None = None
@@ -248,7 +248,7 @@ def _message_to_dict(message: Message) -> Record:
     return {name: value for name, value in record.items() if value is not None and value != []}
 
 
-class _Tokens(BaseModel):
+class _Tokens(BaseModel, defer_build=True):
     """A line's samples: ``samples``, or the three lists of a single one."""
 
     samples: list[TokenSample] = []
@@ -285,7 +285,7 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
         yield trajectory_in_line(path, number, content)
 
 
-class _Metrics(BaseModel, extra="allow"):
+class _Metrics(BaseModel, defer_build=True, extra="allow"):
     """The fields of a metrics record; all others are a number or null."""
 
     __pydantic_extra__: dict[str, Number | None] = Field(init=False)
@@ -319,7 +319,7 @@ def read_metrics(path: Path) -> tuple[list[Record], list[str]]:
     return readable(path, partial(checked, _METRICS, "a metrics record"))
 
 
-class SampleNote(BaseModel):
+class SampleNote(BaseModel, defer_build=True):
     """Training's numbers on one sequence: lists with a value per token, null where it was not trained."""
 
     loss_mask: Mask = []
@@ -328,7 +328,7 @@ class SampleNote(BaseModel):
     advantages: list[Number | None] = []  # empty if all trained tokens have the trajectory's advantage
 
 
-class TrainingNote(BaseModel):
+class TrainingNote(BaseModel, defer_build=True):
     """Training's note on a trajectory."""
 
     id: str

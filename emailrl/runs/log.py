@@ -185,14 +185,6 @@ def pace(first: int) -> Callable[[int, int], float]:
     return lambda step, total: (time.perf_counter() - begun) / (step - first) * (total - step)
 
 
-def duration(seconds: float) -> str:
-    """A human-readable duration: 90 s, 12 min, 3.4 h, 5.1 days."""
-    for length, most, unit in ((1, 120, "s"), (60, 7200, "min"), (3600, 172_800, "h")):
-        if seconds < most:
-            return f"{seconds / length:.{0 if length < 3600 else 1}f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
-
-
 def check_services(tracking: TrackingSettings) -> None:
     """Raise UsageError if a service's package is missing, or an untrusted file of the folder configures W&B."""
     if tracking.wandb_mode != "disabled":

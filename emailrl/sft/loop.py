@@ -15,13 +15,13 @@ import torch
 
 from emailrl.agent.task import load_task
 from emailrl.base.errors import UsageError
-from emailrl.base.plain import counted
+from emailrl.base.plain import counted, duration
 from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
 from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
 from emailrl.runs.folder import clear_run, free_directory
-from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, duration, pace, silent
+from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, pace, silent
 from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume
 from emailrl.runs.run import (
     NAMES,

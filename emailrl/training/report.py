@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.base.drawing import FAINT, FIRST, new_figure, save
-from emailrl.base.plain import counted
+from emailrl.base.plain import counted, duration
 from emailrl.checkpoints import list_checkpoints
 from emailrl.measure.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
 from emailrl.records import Record, read_records
 from emailrl.records.trajectory import StopReason
-from emailrl.runs.log import duration
 from emailrl.settings import PolicySettings
 from emailrl.training.batch import TrainingSample, is_truncated
 from emailrl.training.losses import LOG_RATIO_LIMIT

@@ -56,7 +56,10 @@ EXTRA = "error: Got unexpected extra argument(s) "
         ("gen-db --limit few", "error: Invalid value for '--limit': 'few' "),
         ("train --batch-size 0", "error: Invalid value for '--batch-size': '0' should be "),
         ("train --learning-rate fast", "error: Invalid value for '--learning-rate': 'fast' "),
-        ("ask When? --date yesterday", "error: Invalid value for '--date': 'yesterday' is not a date like 2001-05-14."),
+        (
+            "ask When? --date yesterday",
+            "error: Invalid value for '--date': 'yesterday' does not match the format",
+        ),
         ("rollout --split dev", "error: Invalid value for '--split': 'dev' is not one of 'train', "),
         ("benchmark best", f"{EXTRA}(best). Values need an option, such as --checkpoint or --model; see "),
         ("checkpoints list a b", f"{EXTRA}(b). See emailrl checkpoints list --help.\n"),

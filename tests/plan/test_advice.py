@@ -13,8 +13,8 @@ from plan.planned import CPU, plan_for
 from typer.testing import CliRunner
 
 from emailrl import plan as advice
+from emailrl.base.plain import duration
 from emailrl.cli.app import app
-from emailrl.plan import duration
 
 
 @pytest.fixture
