@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from emailrl.cli.output import PlainConsole
+from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import CONTEXT, TRAINED, render_trajectory
 from emailrl.page.shapes import TokenTexts
 from emailrl.records.trajectory import Message, SampleNote, StopReason, ToolCall, TrainingNote, Trajectory

@@ -27,7 +27,7 @@ from chromium import CHROMIUM
 from documents.pages import DOCS
 from rich.terminal_theme import MONOKAI
 
-from emailrl.cli.output import PlainConsole
+from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import render_trajectory
 from emailrl.measure.evaluation import is_correct
 from emailrl.page.build import gather, page
