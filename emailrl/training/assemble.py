@@ -12,7 +12,7 @@ from emailrl.agent.play import Collector, Play, Score
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.checkpoints import Checkpoint
+from emailrl.checkpoints import Checkpoint, run_root
 from emailrl.engines import check_engine
 from emailrl.engines.base import PolicyEngine
 from emailrl.engines.vllm.servers import check_servers
@@ -26,12 +26,11 @@ from emailrl.rewards.scorer import OverlongScorer, build_scorer
 from emailrl.runs.folder import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.runs.log import RULE, Display, Tracker, check_services
 from emailrl.runs.resume import Start, check_agrees, find_start, lost_metrics, resumed, rewind, run_to_resume, with_lora
-from emailrl.runs.run import Interrupts, Origin, load_state, new_run_id, seed_generators
-from emailrl.settings import Settings, run_root
+from emailrl.runs.run import Interrupts, Origin, load_state, new_run_id, restore, seed_generators
+from emailrl.settings import Settings
 from emailrl.training import algorithms, team
 from emailrl.training.run import TrainingRun, check_unfinished
 from emailrl.training.state import Rollouts, RunState, make_filter
-from emailrl.training.update import Updater
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class Prepared:
 
     start: Start
     origin: Origin
+    state: RunState
     train: list[Scenario]
     val: list[Scenario]
     confirm: list[Scenario]
@@ -72,20 +72,12 @@ def opened(
             check_replaceable(base)
         ready = _prepared(settings, mode, checkpoint, ranks)
         display.say("Loading the model ...")
-        start, total = ready.start, ready.total_steps
-
-        def restore(updater: Updater) -> RunState:
-            if checkpoint is None:
-                return RunState()
-            state, moments = load_state(checkpoint, RunState)
-            updater.load_state_dict(moments)
-            return state
-
+        start, state, total = ready.start, ready.state, ready.total_steps
         with ranks.at_work():
             if not ranks.is_alone:
                 ranks.broadcast((start.settings.without_secrets(), team.read_adapter(start.adapter), total))
-            loaded = team.load(start.settings, start.adapter, total, ranks, stack, restore)
-        state = loaded[-1]
+            own = partial(restore, checkpoint) if checkpoint else None
+            loaded = team.load(start.settings, start.adapter, total, ranks, stack, own)
         if directory is None:
             directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
         elif checkpoint is not None:
@@ -99,10 +91,10 @@ def opened(
 
 
 def _assembled(
-    ready: Prepared, loaded: team.Loaded[RunState], ranks: Ranks, directory: Path, display: Display, stack: ExitStack
+    ready: Prepared, loaded: team.Loaded, ranks: Ranks, directory: Path, display: Display, stack: ExitStack
 ) -> TrainingRun:
     """The run of these parts, announced; ``stack`` ends it."""
-    updater, engine, stages, state = loaded
+    (updater, engine, stages), state = loaded, ready.state
     assert engine is not None
     own, origin, total = ready.start.settings, ready.origin, ready.total_steps
     own = own if own.training.adapter is None else with_lora(own, updater.policy.lora)
@@ -202,14 +194,14 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     epochs = training.num_train_epochs if mode.epochs_bound else None
     per_step = algorithms.questions_per_step(training, ranks.world)
     total = algorithms.count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
+    state = load_state(checkpoint, RunState) if checkpoint else RunState()
     if checkpoint:
-        state, _ = load_state(checkpoint, RunState, draws=False)
         ended = state.stop_reason(settings.evaluation, total, epochs)
         check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     reference = checkpoint.reference if checkpoint else None
     origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference)
-    return Prepared(start, origin, train.scenarios, chosen, confirm, notes, scores, total, epochs)
+    return Prepared(start, origin, state, train.scenarios, chosen, confirm, notes, scores, total, epochs)
 
 
 def header(

@@ -67,14 +67,16 @@ class TrainingRun(Run[RunState]):
     play_on: PlayOn | None = None  # Plays rollouts while steps train; None alternates the two
     ahead: Ahead | None = field(default=None, init=False)
     _loaded_step: int | None = field(default=None, init=False)
+    _lag: int = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._lag = self.settings.staleness
         if self.play_on is not None:
             assert isinstance(self.engine, VllmServers)
             parts = self.rollouts, self.play_on, self.engine, self.state
-            lag, limit = self.settings.staleness, self.settings.training.rank_timeout
-            self.ahead = Ahead(*parts, lag, self.total_steps, self.hand_over, limit)
+            limit = self.settings.training.rank_timeout
+            self.ahead = Ahead(*parts, self._lag, self.total_steps, self.hand_over, limit)
 
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
@@ -108,7 +110,7 @@ class TrainingRun(Run[RunState]):
             with naming(version):
                 self.policy.save_adapter(beside, with_tokenizer=False)  # samplers get ids
             beside.rename(version)
-            saved, lag = self.saved_step or 0, self.settings.staleness
+            saved, lag = self.saved_step or 0, self._lag
             needed = {version_of(number) for number in range(saved - lag, saved)}
             outdated = sorted(folder.glob("v-*"))[: -2 - lag]
             remove_checkpoints(path for path in outdated if path.name not in needed)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from emailrl.agent.play import Progress, Stage, build_stage
 from emailrl.base.errors import UsageError
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 Role = Literal["train", "eval"]  # Training trajectories follow the mode; all others follow the settings
 Stages = dict[Role, Stage]  # Where the conversations of each role take place
-T = TypeVar("T")
-Loaded = tuple[Updater, PolicyEngine | None, Stages, T]  # Engine and stages only of a rank that plays
+Loaded = tuple[Updater, PolicyEngine | None, Stages]  # Engine and stages only of a rank that plays
+Restore = Callable[[Updater], None]
 Adapter = Path | dict[str, bytes] | None  # Its folder, or its files for a rank on a host that may not see that
 
 LARGEST_GAP: Final = 1.0
@@ -94,13 +94,13 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
 
 
 def load(
-    settings: Settings, adapter: Adapter, total: int, ranks: Ranks, stack: ExitStack, restore: Callable[[Updater], T]
-) -> Loaded[T]:
+    settings: Settings, adapter: Adapter, total: int, ranks: Ranks, stack: ExitStack, restore: Restore | None = None
+) -> Loaded:
     """On every rank: load the model, build the updater, ``restore`` its state, and take rank 0's weights. Returns the
-    updater, this rank's engine, which ``stack`` closes, its stages, and what ``restore`` returned."""
+    updater, this rank's engine, which ``stack`` closes, and its stages."""
     mesh = mesh_of(settings.model.shard, ranks)
 
-    def work() -> Loaded[T]:
+    def work() -> Loaded:
         with TemporaryDirectory() as folder:
             path = write_adapter(adapter, Path(folder)) if isinstance(adapter, dict) else adapter
             policy = load_trained(settings, path, ranks, mesh)
@@ -113,7 +113,9 @@ def load(
             make = MODES[settings.training.mode].make_environment
             stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
         updater = build_updater(policy, settings, total_steps=total, ranks=ranks)
-        return updater, engine, stages, restore(updater)
+        if restore is not None:
+            restore(updater)
+        return updater, engine, stages
 
     loaded = ranks.agree(work)
     loaded[0].synchronize()
@@ -235,7 +237,7 @@ def follow(training: TrainingSettings, device: str) -> None:
                 task: Any = None
                 settings, adapter, total = ranks.broadcast(task)
                 seed_generators(settings.training.seed + ranks.rank)  # so that no environment draws as on rank 0
-                updater, engine, stages, _ = load(settings, adapter, total, ranks, stack, lambda _: None)
+                updater, engine, stages = load(settings, adapter, total, ranks, stack)
                 team = Team(ranks, engine, stages, settings.engine_gpus, Interrupts(silent)) if engine else None
                 loaded.append((updater, team))
                 return
