@@ -40,6 +40,7 @@ class Prepared:
     start: Start
     origin: Origin
     state: RunState
+    algorithm: algorithms.Algorithm
     train: list[Scenario]
     val: list[Scenario]
     confirm: list[Scenario]
@@ -75,9 +76,10 @@ def opened(
         start, state, total = ready.start, ready.state, ready.total_steps
         with ranks.at_work():
             if not ranks.is_alone:
-                ranks.broadcast((start.settings.without_secrets(), team.read_adapter(start.adapter), total))
-            own = partial(restore, checkpoint) if checkpoint else None
-            loaded = team.load(start.settings, start.adapter, total, ranks, stack, own)
+                files = team.read_adapter(start.adapter)
+                ranks.broadcast((start.settings.without_secrets(), ready.algorithm, files, total))
+            begin = partial(restore, checkpoint) if checkpoint else lambda _: None
+            loaded = team.load(start.settings, ready.algorithm, start.adapter, total, ranks, stack, begin)
         if directory is None:
             directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
         elif checkpoint is not None:
@@ -119,7 +121,7 @@ def _assembled(
         role: Collector(plays[role], score, own.agent, origin.mode, origin.run_id)
         for role, score in ready.scores.items()
     }
-    mode, algorithm = algorithms.MODES[origin.mode], algorithms.resolve(own)
+    mode, algorithm = algorithms.MODES[origin.mode], ready.algorithm
     wanted = make_filter(algorithm, own.algorithm, answers=mode.reward is None)
     per_step, train = algorithms.questions_per_step(own.training, ranks.world), collectors["train"]
     run = TrainingRun(
@@ -167,7 +169,8 @@ def _check(settings: Settings, mode: algorithms.Mode, ranks: Ranks) -> None:
 
 def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint | None, ranks: Ranks) -> Prepared:
     """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
-    start, algorithm = find_start(settings, checkpoint), algorithms.resolve(settings)
+    start = find_start(settings, checkpoint)
+    algorithm, advice = algorithms.resolve(start.settings), algorithms.advice(start.settings)
     settings, training, data = start.settings, start.settings.training, start.settings.data
     # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
     rewards = settings.rewards, settings.reward_weights, settings.agent
@@ -186,7 +189,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
     notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
-    notes += [*start.notes, *algorithms.advice(settings)]
+    notes += [*start.notes, *advice]
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
         notes += check_agrees(checkpoint, settings, mode.name, **asked)
@@ -201,7 +204,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     reference = checkpoint.reference if checkpoint else None
     origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference)
-    return Prepared(start, origin, state, train.scenarios, chosen, confirm, notes, scores, total, epochs)
+    return Prepared(start, origin, state, algorithm, train.scenarios, chosen, confirm, notes, scores, total, epochs)
 
 
 def header(
