@@ -219,7 +219,6 @@ class Updates(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on besides the weights, for ``torch.save``."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -238,12 +237,12 @@ class Run(Generic[S]):
     interrupts: Interrupts
     saved_step: int | None = None  # The step of the last checkpoint on disk.
     _snapshot: Snapshot = field(init=False)
-    _recorded: dict[str, Any] = field(init=False)  # What every checkpoint records of the settings, as they were loaded.
     half_done: bool = field(default=False, init=False)  # The weights have moved since the snapshot.
 
     def __post_init__(self) -> None:
-        self._snapshot, settings = take_snapshot(self.state), self.settings
-        self._recorded = {"settings": settings.public(), "seed": settings.training.seed, "versions": versions(settings)}
+        self._snapshot = take_snapshot(self.state)
+        # As they are now: the user's own files may be edited while it runs.
+        self._public, self._versions = self.settings.public(), versions(self.settings)
 
     def complete_step(self) -> None:
         """Make the current state the one that the next checkpoint holds."""
@@ -275,13 +274,15 @@ class Run(Generic[S]):
             base_model=self.policy.base_model,
             lora=self.policy.lora,
             metrics=self._snapshot["state"]["last_metrics"],
+            settings=self._public,
             parent=origin.parent,
             resumed_from=origin.resumed_from,
+            seed=self.settings.training.seed,
+            versions=self._versions,
             database_fingerprint=origin.database_fingerprint,
             questions_fingerprint=origin.questions_fingerprint,
             git_commit=git_commit(),
             created_at=checkpoints.created_after({*runs, self.directory}),
-            **self._recorded,
         )
         checkpoint = checkpoints.write_checkpoint(path, metadata, lambda folder: self.fill(folder, kind))
         if kind != SFT:

@@ -76,8 +76,8 @@ def opened(
         start, state, total = ready.start, ready.state, ready.total_steps
         with ranks.at_work():
             if not ranks.is_alone:
-                files = team.read_adapter(start.adapter)
-                ranks.broadcast((start.settings.without_secrets(), ready.algorithm, files, total))
+                public = start.settings.without_secrets()
+                ranks.broadcast((public, ready.algorithm, team.read_adapter(start.adapter), total))
             begin = partial(restore, checkpoint) if checkpoint else lambda _: None
             loaded = team.load(start.settings, ready.algorithm, start.adapter, total, ranks, stack, begin)
         if directory is None:
@@ -100,9 +100,8 @@ def _assembled(
     assert engine is not None
     own, origin, total = ready.start.settings, ready.origin, ready.total_steps
     own = own if own.training.adapter is None else with_lora(own, updater.policy.lora)
-    names = {"run_id": origin.run_id, "mode": origin.mode}
-    last = -1 if state.last_evaluated is None else state.last_evaluated
-    tracker = Tracker(directory, own, display, **names, step=state.step, evaluated=last)
+    at = {"step": state.step, "evaluated": -1 if state.last_evaluated is None else state.last_evaluated}
+    tracker = Tracker(directory, own, display, run_id=origin.run_id, mode=origin.mode, **at)
     stack.enter_context(closing(tracker))
     sizes = {"num_train": len(ready.train), "num_eval": len(ready.val), "num_ranks": ranks.world}
     tracker.say(header(own, run_dir=directory, start=state.step, total=total, **sizes))
@@ -202,8 +201,8 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
         ended = state.stop_reason(settings.evaluation, total, epochs)
         check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
-    reference = checkpoint.reference if checkpoint else None
-    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference)
+    resumed_from = checkpoint.reference if checkpoint else None
+    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, resumed_from)
     return Prepared(start, origin, state, algorithm, train.scenarios, chosen, confirm, notes, scores, total, epochs)
 
 

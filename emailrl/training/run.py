@@ -67,16 +67,15 @@ class TrainingRun(Run[RunState]):
     play_on: PlayOn | None = None  # Plays rollouts while steps train; None alternates the two
     ahead: Ahead | None = field(default=None, init=False)
     _loaded_step: int | None = field(default=None, init=False)
-    _lag: int = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lag = self.settings.staleness
+        self.mask_truncated = self.settings.algorithm.truncated_trajectories == "mask"  # keeps them out of the loss
         if self.play_on is not None:
             assert isinstance(self.engine, VllmServers)
-            parts = self.rollouts, self.play_on, self.engine, self.state
-            limit = self.settings.training.rank_timeout
-            self.ahead = Ahead(*parts, self._lag, self.total_steps, self.hand_over, limit)
+            parts = self.rollouts, self.play_on, self.engine, self.state, self._lag, self.total_steps
+            self.ahead = Ahead(*parts, self.hand_over, self.settings.training.rank_timeout)
 
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
@@ -161,11 +160,6 @@ class TrainingRun(Run[RunState]):
         groups = self.evaluator.collect(questions, num_samples, step=step, **how)  # type: ignore[arg-type]
         self.engine.release()
         return Evaluation([trajectory for group in groups for trajectory in group.trajectories], step)
-
-    @property
-    def mask_truncated(self) -> bool:
-        """Whether trajectories cut off at the token limit are excluded from the loss."""
-        return self.settings.algorithm.truncated_trajectories == "mask"
 
     def stop_reason(self) -> str | None:
         """Why the run ends here, or None if it continues."""
