@@ -29,7 +29,6 @@ from pydantic import StringConstraints, TypeAdapter, ValidationError, with_confi
 from emailrl.base.disk import naming, replace_bytes, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records import finite
-from emailrl.settings import run_root
 
 SCHEMA_VERSION = 1
 METADATA = "metadata.json"
@@ -212,6 +211,15 @@ def _hidden(path: Path) -> tuple[Path, Path]:
 
 def _standing(path: Path) -> Path:
     return next((each for each in (path, *_hidden(path)) if (each / METADATA).is_file()), path)
+
+
+def run_root(output_dir: Path, mode: str) -> Path:
+    """The directory of a mode's runs: ``output_dir`` with ``_<mode>`` appended unless it ends in the mode."""
+    if output_dir.name in ("", ".."):
+        return output_dir / mode
+    if re.search(rf"(^|[_-]){mode}$", output_dir.name):
+        return output_dir
+    return output_dir.with_name(f"{output_dir.name}_{mode}")
 
 
 def run_folders(output_dir: Path, mode: str | None = None) -> list[Path]:

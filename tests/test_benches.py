@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,27 +91,6 @@ def test_the_clocks_of_a_training_step_fit_the_run(monkeypatch: pytest.MonkeyPat
         assert parts | {"scoring", "forward", "backward", "optimizer", "records"} <= step["own"].keys()
         assert sum(step["own"].values()) == pytest.approx(step["seconds"])
         assert min(step["own"].values()) >= 0
-
-
-def test_own_seconds_and_the_rest_are_the_wall_time() -> None:
-    clocks = importlib.import_module("clocks")
-    at = SimpleNamespace(now=100.0)
-
-    def settle() -> None:
-        at.now += 32.0
-
-    timed = clocks.Clocks(settle, clock=lambda: at.now)
-    at.now += 4.0
-    with timed.span("sampling/bookkeeping"):
-        at.now += 1.0
-        with timed.span("sampling/engine"):
-            at.now += 0.25
-            with timed.span(None):
-                at.now += 0.5
-    with timed.span("forward", settled=True):
-        at.now += 2.0
-    own = {"sampling/bookkeeping": 1.0, "sampling/engine": 0.75, "forward": 34.0, "other": 4.0}
-    assert timed.cut() == (39.75, own)
 
 
 def test_every_script_is_in_the_list_of_them_and_its_commands_can_be_run() -> None:

@@ -39,7 +39,7 @@ from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say
 from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
-from emailrl.settings import Settings, load_settings, run_root
+from emailrl.settings import Settings, load_settings
 
 _cluster = partial(Option, rich_help_panel="Cluster")
 SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its libraries
@@ -184,6 +184,7 @@ def _with_own_options(
 ) -> tuple[Settings, str, bool]:
     """The resumed run's original settings, overridden by those given now; the run; and ``overwrite``. ``overwrite`` is
     also true if the user agrees at the prompt to lose the run's work after the checkpoint."""
+    from emailrl.checkpoints import run_root
     from emailrl.runs.folder import give_back_replaced
     from emailrl.runs.resume import checkpoint_to_resume, loss_of_going_back, run_to_resume
 

@@ -172,13 +172,11 @@ def computes_bf16() -> bool:
 
 
 def check_fits(
-    model: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype, *, cards: int = 1
+    model: ModelSettings, num_parameters: int, device: torch.device, dtype: torch.dtype, *, cards: int = 1
 ) -> bool:
-    """Raise EmailRLError, before any weight is fetched, for a model this machine cannot run or reach. The size comes
-    from the name (``...-14B-...``) if present, else from the config, local or fetched separately. Returns whether to
-    shard the base over the ``cards`` of this host that train together."""
-    num_parameters, card = parameters_of(model.name, path), card_bytes(device)
-    whole = num_parameters * dtype.itemsize
+    """Raise EmailRLError, before any weight is fetched, for a model of ``num_parameters`` that this machine cannot run.
+    Returns whether to shard the base over the ``cards`` of this host that train together."""
+    card, whole = card_bytes(device), num_parameters * dtype.itemsize
     sharded = cards > 1 and layout.shards_base(model, weight_bytes=whole, card_bytes=card, cards=cards)
     need = num_parameters * (0.6 if model.load_in_4bit else dtype.itemsize)
     refused = f"The model '{model.name}' ({num_parameters / 1e9:.2f} billion parameters, {need / 1e9:.0f} GB)"
@@ -194,7 +192,6 @@ def check_fits(
     elif num_parameters > layout.GPU_SIZED and model.device == "auto":
         hint = f"{_REMEDY} EMAILRL_DEVICE=cpu runs it anyway, slowly."
         raise EmailRLError(f"{refused} needs a GPU, but this machine has none.", hint)
-    load_config(model.name, path)
     return sharded
 
 
@@ -239,8 +236,9 @@ def load_policy(
     if wanted.backend == "unsloth":
         check_unsloth(wanted)
     path, device = resolve_model(wanted.name, wanted.smol_base), choose_device(wanted.device)
-    dtype = choose_dtype(wanted.dtype, device) if trainable else sampling_dtype(wanted)
-    sharded = check_fits(wanted, path, device, dtype, cards=1 if mesh is None else mesh.size())
+    size = parameters_of(wanted.name, path)
+    dtype = choose_dtype(wanted.dtype, device, sampled_parameters=0 if trainable else size)
+    sharded = check_fits(wanted, size, device, dtype, cards=1 if mesh is None else mesh.size())
     if sharded:
         check_shardable(wanted, settings.agent, settings.vllm)
     # A base to be sharded stays on the CPU, memory-mapped from files that all ranks share.
@@ -282,9 +280,9 @@ def _load_base(
     """The frozen base, moved to ``device`` or left on the CPU, and its tokenizer."""
     disable_progress_bar()  # a progress bar for local tensors is noise
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         # Loaded separately from the weights: its own `_attn_implementation` would override ours.
         config = load_config(wanted.name, path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:

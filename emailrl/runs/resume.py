@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from emailrl import checkpoints
 from emailrl.base.disk import LOCK
@@ -20,11 +20,10 @@ from emailrl.model.resolve import find_adapter, same_base
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE, held, remove_records
 from emailrl.runs.run import State, versions
-from emailrl.settings import PolicySettings, Settings
+from emailrl.settings import Settings
 from emailrl.settings.names import changed
 
 GO_BACK: Final = "Add --overwrite to do so, or copy the run first to keep both."
-_Group = TypeVar("_Group", bound=PolicySettings)
 Changes = dict[tuple[str, str], tuple[Any, Any]]  # Recorded and current value by section and name.
 
 _OR_NEW_RUN: Final = "or start a new run without --resume."
@@ -159,7 +158,7 @@ def _recorded(folder: Path) -> str | None:
     return read_checkpoint(folder).reference if (folder / METADATA).is_file() else None
 
 
-def with_lora(settings: _Group, lora: dict[str, Any]) -> _Group:
+def with_lora(settings: Settings, lora: dict[str, Any]) -> Settings:
     """The settings with the rank, alpha, dropout and target modules of a loaded adapter (``Policy.lora``)."""
     own = {f"lora_{name}": lora[name] for name in ("rank", "alpha", "dropout")}
     return changed(settings, **own, target_modules=",".join(lora["target_modules"]))

@@ -99,20 +99,31 @@ def save_state(path: Path, snapshot: Snapshot, updater: dict[str, Any]) -> None:
         torch.save(snapshot | {"updater": updater}, path)
 
 
-def load_state(checkpoint: Checkpoint, kind: type[S], *, draws: bool = True) -> tuple[S, dict[str, Any]]:
-    """The states of a checkpoint's run and updater; with ``draws`` restores the random generators."""
+def load_state(checkpoint: Checkpoint, kind: type[S]) -> S:
+    """The state of a checkpoint's run."""
+    with _trainer_state(checkpoint) as saved:
+        return kind.from_dict(saved["state"])
+
+
+def restore(checkpoint: Checkpoint, updater: Updates) -> None:
+    """Continue with the updater and the random generators of a checkpoint."""
+    with _trainer_state(checkpoint) as saved:
+        generators, moments = saved["generators"], saved["updater"]
+        random.setstate(generators["python"])
+        np.random.set_state(generators["numpy"])
+        torch.set_rng_state(generators["torch"])
+        # A machine with fewer GPUs than the run had restores only the states it can use.
+        for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator, device)
+    updater.load_state_dict(moments)
+
+
+@contextmanager
+def _trainer_state(checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
+    """What ``save_state`` wrote; EmailRLError if it cannot be read."""
     path = checkpoint.path / STATE_FILE
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        state, generators = kind.from_dict(saved["state"]), saved["generators"]
-        if draws:
-            random.setstate(generators["python"])
-            np.random.set_state(generators["numpy"])
-            torch.set_rng_state(generators["torch"])
-            # A machine with fewer GPUs than the run had restores only the states it can use.
-            for device, generator in enumerate(generators.get("cuda", [])[: torch.cuda.device_count()]):
-                torch.cuda.set_rng_state(generator, device)
-        return state, saved["updater"]
+        yield torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # not torch's text, which advises to load it unprotected
         problem = f"{path} contains objects other than tensors and plain values, or is damaged."
         raise EmailRLError(problem, "Do not use a run of unknown origin; start a new one without --resume.") from None
@@ -208,7 +219,8 @@ class Updates(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on besides the weights, for ``torch.save``."""
-        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -229,6 +241,8 @@ class Run(Generic[S]):
 
     def __post_init__(self) -> None:
         self._snapshot = take_snapshot(self.state)
+        # As they are now: the user's own files may be edited while it runs.
+        self._public, self._versions = self.settings.public(), versions(self.settings)
 
     def complete_step(self) -> None:
         """Make the current state the one that the next checkpoint holds."""
@@ -248,8 +262,8 @@ class Run(Generic[S]):
 
     def write(self, kind: str) -> Checkpoint:
         """Write ``best_model``, ``final`` or ``checkpoint-N`` with the last complete step, and prune the last."""
-        settings, origin = self.settings, self.origin
-        runs = checkpoints.run_folders(settings.output.output_dir)
+        origin, output = self.origin, self.settings.output
+        runs = checkpoints.run_folders(output.output_dir)
         path = self.directory / NAMES.get(kind, f"checkpoint-{self._step}")
         metadata = Metadata(
             run_id=origin.run_id,
@@ -260,11 +274,11 @@ class Run(Generic[S]):
             base_model=self.policy.base_model,
             lora=self.policy.lora,
             metrics=self._snapshot["state"]["last_metrics"],
-            settings=settings.public(),
+            settings=self._public,
             parent=origin.parent,
             resumed_from=origin.resumed_from,
-            seed=settings.training.seed,
-            versions=versions(settings),
+            seed=self.settings.training.seed,
+            versions=self._versions,
             database_fingerprint=origin.database_fingerprint,
             questions_fingerprint=origin.questions_fingerprint,
             git_commit=git_commit(),
@@ -275,7 +289,7 @@ class Run(Generic[S]):
             self.saved_step = self._step
         if (replaced := self.directory / REPLACED).exists():  # the new run has a checkpoint now
             shutil.rmtree(replaced)
-        checkpoints.remove_checkpoints(checkpoints.prunable(self.directory, settings.output.save_total_limit))
+        checkpoints.remove_checkpoints(checkpoints.prunable(self.directory, output.save_total_limit))
         return checkpoint
 
     def fill(self, folder: Path, kind: str) -> None:

@@ -20,7 +20,6 @@ from emailrl.settings.tree import (
     StoreSettings,
     TrackingSettings,
     VllmSettings,
-    run_root,
 )
 from emailrl.settings.trust import Untrusted
 
@@ -28,4 +27,4 @@ __all__ = ["DEFAULT_DB", "PRESETS", "AgentSettings", "AlgorithmSettings", "Bench
 __all__ += ["EvaluationSettings", "GenerationSettings", "LoraSettings", "ModelSettings", "OpenAISettings"]
 __all__ += ["OutputSettings", "PlayingSettings", "PolicySettings", "RewardSettings", "RewardWeightSettings"]
 __all__ += ["Settings", "SftSettings", "StoreSettings", "TrackingSettings", "TrainingSettings", "Untrusted"]
-__all__ += ["VllmSettings", "folder_risks", "load_settings", "run_root", "trust_folder"]
+__all__ += ["VllmSettings", "folder_risks", "load_settings", "trust_folder"]

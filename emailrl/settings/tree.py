@@ -8,7 +8,6 @@ Every leaf has one name that is unique in the whole tree. Its upper-case form is
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -442,12 +441,3 @@ class Settings(PlayingSettings):
             }
             for section, fields in self.model_dump(mode="json").items()
         }
-
-
-def run_root(output_dir: Path, mode: str) -> Path:
-    """The directory of a mode's runs: ``output_dir`` with ``_<mode>`` appended unless it ends in the mode."""
-    if output_dir.name in ("", ".."):
-        return output_dir / mode
-    if re.search(rf"(^|[_-]){mode}$", output_dir.name):
-        return output_dir
-    return output_dir.with_name(f"{output_dir.name}_{mode}")

@@ -16,7 +16,7 @@ import torch
 from emailrl.agent.task import load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, duration
-from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover
+from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover, run_root
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
 from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
@@ -31,10 +31,11 @@ from emailrl.runs.run import (
     State,
     load_state,
     new_run_id,
+    restore,
     seed_generators,
     write_weights,
 )
-from emailrl.settings import Settings, SftSettings, run_root
+from emailrl.settings import Settings, SftSettings
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.fit import Fitter
@@ -171,7 +172,7 @@ def sft(
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
     product = directory / NAMES[SFT]
     if checkpoint is not None:
-        state, _ = load_state(checkpoint, SftState, draws=False)
+        state = load_state(checkpoint, SftState)
         written = {item.path: item.metadata.step for item in list_checkpoints(directory)}.get(product)
         is_validated = state.last_evaluated in (None, state.step)  # else the validation was cut short
         is_whole = is_validated and written == (state.best_step or state.step) and not damage_of(product)
@@ -242,8 +243,8 @@ def _open(
                 database=database, questions=data.fingerprint, source="the experts' conversations",
                 fixed=("seed", "sft_batch_size"),
             )  # fmt: skip
-            state, moments = load_state(checkpoint, SftState)
-            fitter.load_state_dict(moments)
+            state = load_state(checkpoint, SftState)
+            restore(checkpoint, fitter)
             origin = replace(origin, run_id=checkpoint.metadata.run_id, resumed_from=checkpoint.reference)
         step = state.step
         tracker = Tracker(directory, settings, display, run_id=origin.run_id, mode=SFT, step=step, evaluated=step)

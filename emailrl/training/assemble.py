@@ -12,7 +12,7 @@ from emailrl.agent.play import Collector, Play, Score
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.checkpoints import Checkpoint
+from emailrl.checkpoints import Checkpoint, run_root
 from emailrl.engines import check_engine
 from emailrl.engines.base import PolicyEngine
 from emailrl.engines.vllm.servers import check_servers
@@ -26,12 +26,11 @@ from emailrl.rewards.scorer import OverlongScorer, build_scorer
 from emailrl.runs.folder import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.runs.log import RULE, Display, Tracker, check_services
 from emailrl.runs.resume import Start, check_agrees, find_start, lost_metrics, resumed, rewind, run_to_resume, with_lora
-from emailrl.runs.run import Interrupts, Origin, load_state, new_run_id, seed_generators
-from emailrl.settings import Settings, run_root
+from emailrl.runs.run import Interrupts, Origin, load_state, new_run_id, restore, seed_generators
+from emailrl.settings import Settings
 from emailrl.training import algorithms, team
 from emailrl.training.run import TrainingRun, check_unfinished
 from emailrl.training.state import Rollouts, RunState, make_filter
-from emailrl.training.update import Updater
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,8 @@ class Prepared:
 
     start: Start
     origin: Origin
+    state: RunState
+    algorithm: algorithms.Algorithm
     train: list[Scenario]
     val: list[Scenario]
     confirm: list[Scenario]
@@ -72,20 +73,13 @@ def opened(
             check_replaceable(base)
         ready = _prepared(settings, mode, checkpoint, ranks)
         display.say("Loading the model ...")
-        start, total = ready.start, ready.total_steps
-
-        def restore(updater: Updater) -> RunState:
-            if checkpoint is None:
-                return RunState()
-            state, moments = load_state(checkpoint, RunState)
-            updater.load_state_dict(moments)
-            return state
-
+        start, state, total = ready.start, ready.state, ready.total_steps
         with ranks.at_work():
             if not ranks.is_alone:
-                ranks.broadcast((start.settings.without_secrets(), team.read_adapter(start.adapter), total))
-            loaded = team.load(start.settings, start.adapter, total, ranks, stack, restore)
-        state = loaded[-1]
+                public = start.settings.without_secrets()
+                ranks.broadcast((public, ready.algorithm, team.read_adapter(start.adapter), total))
+            begin = partial(restore, checkpoint) if checkpoint else lambda _: None
+            loaded = team.load(start.settings, ready.algorithm, start.adapter, total, ranks, stack, begin)
         if directory is None:
             directory = stack.enter_context(new_directory(base, overwrite=overwrite and resume is None))
         elif checkpoint is not None:
@@ -99,16 +93,15 @@ def opened(
 
 
 def _assembled(
-    ready: Prepared, loaded: team.Loaded[RunState], ranks: Ranks, directory: Path, display: Display, stack: ExitStack
+    ready: Prepared, loaded: team.Loaded, ranks: Ranks, directory: Path, display: Display, stack: ExitStack
 ) -> TrainingRun:
     """The run of these parts, announced; ``stack`` ends it."""
-    updater, engine, stages, state = loaded
+    (updater, engine, stages), state = loaded, ready.state
     assert engine is not None
     own, origin, total = ready.start.settings, ready.origin, ready.total_steps
     own = own if own.training.adapter is None else with_lora(own, updater.policy.lora)
-    names = {"run_id": origin.run_id, "mode": origin.mode}
-    last = -1 if state.last_evaluated is None else state.last_evaluated
-    tracker = Tracker(directory, own, display, **names, step=state.step, evaluated=last)
+    at = {"step": state.step, "evaluated": -1 if state.last_evaluated is None else state.last_evaluated}
+    tracker = Tracker(directory, own, display, run_id=origin.run_id, mode=origin.mode, **at)
     stack.enter_context(closing(tracker))
     sizes = {"num_train": len(ready.train), "num_eval": len(ready.val), "num_ranks": ranks.world}
     tracker.say(header(own, run_dir=directory, start=state.step, total=total, **sizes))
@@ -127,7 +120,7 @@ def _assembled(
         role: Collector(plays[role], score, own.agent, origin.mode, origin.run_id)
         for role, score in ready.scores.items()
     }
-    mode, algorithm = algorithms.MODES[origin.mode], algorithms.resolve(own)
+    mode, algorithm = algorithms.MODES[origin.mode], ready.algorithm
     wanted = make_filter(algorithm, own.algorithm, answers=mode.reward is None)
     per_step, train = algorithms.questions_per_step(own.training, ranks.world), collectors["train"]
     run = TrainingRun(
@@ -175,7 +168,8 @@ def _check(settings: Settings, mode: algorithms.Mode, ranks: Ranks) -> None:
 
 def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint | None, ranks: Ranks) -> Prepared:
     """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
-    start, algorithm = find_start(settings, checkpoint), algorithms.resolve(settings)
+    start = find_start(settings, checkpoint)
+    algorithm, advice = algorithms.resolve(start.settings), algorithms.advice(start.settings)
     settings, training, data = start.settings, start.settings.training, start.settings.data
     # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
     rewards = settings.rewards, settings.reward_weights, settings.agent
@@ -194,7 +188,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
     notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
-    notes += [*start.notes, *algorithms.advice(settings)]
+    notes += [*start.notes, *advice]
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
         notes += check_agrees(checkpoint, settings, mode.name, **asked)
@@ -202,14 +196,14 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     epochs = training.num_train_epochs if mode.epochs_bound else None
     per_step = algorithms.questions_per_step(training, ranks.world)
     total = algorithms.count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
+    state = load_state(checkpoint, RunState) if checkpoint else RunState()
     if checkpoint:
-        state, _ = load_state(checkpoint, RunState, draws=False)
         ended = state.stop_reason(settings.evaluation, total, epochs)
         check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
-    reference = checkpoint.reference if checkpoint else None
-    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference)
-    return Prepared(start, origin, train.scenarios, chosen, confirm, notes, scores, total, epochs)
+    resumed_from = checkpoint.reference if checkpoint else None
+    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, resumed_from)
+    return Prepared(start, origin, state, algorithm, train.scenarios, chosen, confirm, notes, scores, total, epochs)
 
 
 def header(

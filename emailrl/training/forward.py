@@ -97,7 +97,11 @@ class Forward:
             raise EmailRLError(f"Out of memory on a single sample of {batch.num_tokens} tokens.", on + lower)
         # With shared prefixes a half is more than half: a lower cap would split batches that fit.
         halves = max(map(self.size, batch.halves()))
-        self.max_tokens = min(self.max_tokens, halves, self.size(batch) - 1)
+        self.lower(min(halves, self.size(batch) - 1))
+
+    def lower(self, most: int) -> None:
+        """Run at most ``most`` tokens in a pass from now on."""
+        self.max_tokens = min(self.max_tokens, most)
 
     @torch.no_grad()
     def score(self, batch: MicroBatch, *, old: bool = True, reference: bool = False) -> MicroBatch:

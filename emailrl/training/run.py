@@ -70,11 +70,12 @@ class TrainingRun(Run[RunState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._lag = self.settings.staleness
+        self.mask_truncated = self.settings.algorithm.truncated_trajectories == "mask"  # keeps them out of the loss
         if self.play_on is not None:
             assert isinstance(self.engine, VllmServers)
-            parts = self.rollouts, self.play_on, self.engine, self.state
-            lag, limit = self.settings.staleness, self.settings.training.rank_timeout
-            self.ahead = Ahead(*parts, lag, self.total_steps, self.hand_over, limit)
+            parts = self.rollouts, self.play_on, self.engine, self.state, self._lag, self.total_steps
+            self.ahead = Ahead(*parts, self.hand_over, self.settings.training.rank_timeout)
 
     def refresh_engine(self) -> None:
         """Make the engine sample from the current policy."""
@@ -108,7 +109,7 @@ class TrainingRun(Run[RunState]):
             with naming(version):
                 self.policy.save_adapter(beside, with_tokenizer=False)  # samplers get ids
             beside.rename(version)
-            saved, lag = self.saved_step or 0, self.settings.staleness
+            saved, lag = self.saved_step or 0, self._lag
             needed = {version_of(number) for number in range(saved - lag, saved)}
             outdated = sorted(folder.glob("v-*"))[: -2 - lag]
             remove_checkpoints(path for path in outdated if path.name not in needed)
@@ -159,11 +160,6 @@ class TrainingRun(Run[RunState]):
         groups = self.evaluator.collect(questions, num_samples, step=step, **how)  # type: ignore[arg-type]
         self.engine.release()
         return Evaluation([trajectory for group in groups for trajectory in group.trajectories], step)
-
-    @property
-    def mask_truncated(self) -> bool:
-        """Whether trajectories cut off at the token limit are excluded from the loss."""
-        return self.settings.algorithm.truncated_trajectories == "mask"
 
     def stop_reason(self) -> str | None:
         """Why the run ends here, or None if it continues."""

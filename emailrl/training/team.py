@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from emailrl.agent.play import Progress, Stage, build_stage
 from emailrl.base.errors import UsageError
@@ -29,7 +29,7 @@ from emailrl.runs.log import silent
 from emailrl.runs.run import Interrupts, seed_generators
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.training.across import Across
-from emailrl.training.algorithms import MODES, resolve
+from emailrl.training.algorithms import MODES, Algorithm
 from emailrl.training.batch import Share
 from emailrl.training.update import Updater
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 Role = Literal["train", "eval"]  # Training trajectories follow the mode; all others follow the settings
 Stages = dict[Role, Stage]  # Where the conversations of each role take place
-T = TypeVar("T")
-Loaded = tuple[Updater, PolicyEngine | None, Stages, T]  # Engine and stages only of a rank that plays
+Begin = Callable[[Updater], None]
+Loaded = tuple[Updater, PolicyEngine | None, Stages]  # Engine and stages only of a rank that plays
 Adapter = Path | dict[str, bytes] | None  # Its folder, or its files for a rank on a host that may not see that
 
 LARGEST_GAP: Final = 1.0
@@ -50,21 +50,15 @@ TIMES_TOLERANCE: Final = 10
 """The limit is at least this multiple of VLLM_PROBE_TOLERANCE, which allows for another base or precision."""
 
 
-def load_trained(settings: Settings, adapter: Path | None, ranks: Ranks, mesh: DeviceMesh | None) -> Policy:
-    """The policy that a run trains, the same on every rank; ``mesh`` is that of ``mesh_of``."""
-    critic, accompanied = resolve(settings).has_critic, ranks.accompanied
-    return load_policy(settings, adapter=adapter, trainable=True, critic=critic, mesh=mesh, accompanied=accompanied)
-
-
 def build_updater(
-    policy: Policy, settings: Settings, *, total_steps: int | None = None, ranks: Ranks = ALONE
+    policy: Policy, settings: Settings, algorithm: Algorithm, *, total_steps: int | None = None, ranks: Ranks = ALONE
 ) -> Updater:
     """The updater of a run, the same on every rank."""
     gap = max(LARGEST_GAP, TIMES_TOLERANCE * (settings.vllm.vllm_probe_tolerance or 0.0))
     gap = gap if settings.has_servers else math.inf
-    parts = resolve(settings), settings.training, settings.algorithm, settings.agent
+    parts = settings.training, settings.algorithm, settings.agent
     across = Across(ranks, sharded=policy.sharded)
-    return Updater(policy, *parts, total_steps=total_steps, across=across, largest_gap=gap)
+    return Updater(policy, algorithm, *parts, total_steps=total_steps, across=across, largest_gap=gap)
 
 
 def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:
@@ -94,16 +88,16 @@ def write_adapter(files: dict[str, bytes] | None, folder: Path) -> Path | None:
 
 
 def load(
-    settings: Settings, adapter: Adapter, total: int, ranks: Ranks, stack: ExitStack, restore: Callable[[Updater], T]
-) -> Loaded[T]:
-    """On every rank: load the model, build the updater, ``restore`` its state, and take rank 0's weights. Returns the
-    updater, this rank's engine, which ``stack`` closes, its stages, and what ``restore`` returned."""
-    mesh = mesh_of(settings.model.shard, ranks)
+    settings: Settings, algorithm: Algorithm, adapter: Adapter, total: int, ranks: Ranks, stack: ExitStack, begin: Begin
+) -> Loaded:
+    """On every rank: load the model, build the updater, ``begin`` with its state, and take rank 0's weights. Returns
+    the updater, this rank's engine, which ``stack`` closes, and its stages."""
+    mesh, critic, beside = mesh_of(settings.model.shard, ranks), algorithm.has_critic, ranks.accompanied
 
-    def work() -> Loaded[T]:
+    def work() -> Loaded:
         with TemporaryDirectory() as folder:
             path = write_adapter(adapter, Path(folder)) if isinstance(adapter, dict) else adapter
-            policy = load_trained(settings, path, ranks, mesh)
+            policy = load_policy(settings, adapter=path, trainable=True, critic=critic, mesh=mesh, accompanied=beside)
         engine, stages = None, Stages()
         if ranks.is_first or plays_on_all(settings, ranks):
             if not settings.store.db.is_file():
@@ -112,8 +106,9 @@ def load(
             stack.callback(_close, ranks, engine)
             make = MODES[settings.training.mode].make_environment
             stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
-        updater = build_updater(policy, settings, total_steps=total, ranks=ranks)
-        return updater, engine, stages, restore(updater)
+        updater = build_updater(policy, settings, algorithm, total_steps=total, ranks=ranks)
+        begin(updater)
+        return updater, engine, stages
 
     loaded = ranks.agree(work)
     loaded[0].synchronize()
@@ -233,9 +228,9 @@ def follow(training: TrainingSettings, device: str) -> None:
             """Handle one call from rank 0: first load the model, then sample and train."""
             if not loaded:
                 task: Any = None
-                settings, adapter, total = ranks.broadcast(task)
+                settings, algorithm, adapter, total = ranks.broadcast(task)
                 seed_generators(settings.training.seed + ranks.rank)  # so that no environment draws as on rank 0
-                updater, engine, stages, _ = load(settings, adapter, total, ranks, stack, lambda _: None)
+                updater, engine, stages = load(settings, algorithm, adapter, total, ranks, stack, lambda _: None)
                 team = Team(ranks, engine, stages, settings.engine_gpus, Interrupts(silent)) if engine else None
                 loaded.append((updater, team))
                 return

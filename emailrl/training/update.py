@@ -9,7 +9,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -228,7 +228,7 @@ class Updater:
                 own.copy_(value)
         # A copy: the optimizer would otherwise go on writing into the caller's tensors.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.kl.coef = float(state["kl_coef"])
+        self.kl = replace(self.kl, coef=float(state["kl_coef"]))
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         if state["loss_scale"]:
             self.loss_scale.load_state_dict(state["loss_scale"])
@@ -333,7 +333,7 @@ class Updater:
             done.noted += noted
             done.halved += times
         done.tokens = own.tokens
-        self.forward.max_tokens = min(each[-1] for each in every)
+        self.forward.lower(min(each[-1] for each in every))
         has_one = [any(flags) for flags in zip(*(each[3] for each in every), strict=True)]
         self.across.gradients([parameter for parameter, has in zip(parameters, has_one, strict=True) if has])
         return done

@@ -28,6 +28,7 @@ from emailrl.model.policy import Policy, choose_device, choose_dtype, prepare_tr
 from emailrl.model.shard import shard_base
 from emailrl.ranks import RankGroup, joined
 from emailrl.settings import load_settings
+from emailrl.training.algorithms import resolve
 from emailrl.training.team import build_updater
 
 MEMBERS = 6
@@ -87,7 +88,7 @@ def make_updater(shape: str, base: str, settings: Any, ranks: Any) -> Any:
     tokenizer: Any = SimpleNamespace(pad_token_id=257)
     facts = {"trainable": True, "lora": {"rank": settings.lora.lora_rank}, "sharded": base != "whole"}
     policy = Policy(model, tokenizer, "random", "random", device, dtype, **facts)
-    return build_updater(policy, settings, ranks=ranks)
+    return build_updater(policy, settings, resolve(settings), ranks=ranks)
 
 
 def random_base(shape: str, dtype: Any, device: Any, *, copied: bool) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from emailrl.model.policy import load_policy
 from emailrl.settings import load_settings
+from emailrl.training.algorithms import resolve
 from emailrl.training.batch import TrainingSample
 from emailrl.training.team import build_updater
 from emailrl.training.update import Updater
@@ -38,7 +39,7 @@ def make_updater(folder: Path, **changes: Any) -> Updater:
     given = {"model_name": str(folder), "lora_rank": 8, "lora_dropout": 0.0, "temperature": 1.0}
     given |= {"learning_rate": 1e-2, "warmup_steps": 0, "max_grad_norm": 0, "beta": 0.0}
     settings = load_settings(given | changes, environ={}, cwd=folder)
-    updater = build_updater(load_policy(settings, trainable=True), settings)
+    updater = build_updater(load_policy(settings, trainable=True), settings, resolve(settings))
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters:
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.device)

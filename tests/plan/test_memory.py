@@ -18,6 +18,7 @@ from emailrl.model.policy import load_policy
 from emailrl.model.shape import KNOWN, Shape
 from emailrl.plan.devices import GIB
 from emailrl.plan.memory import Layout, head_bytes, keep_of, kept_bytes, work_bytes
+from emailrl.training.algorithms import resolve
 from emailrl.training.team import build_updater
 
 
@@ -66,7 +67,7 @@ def test_a_policy_is_loaded_as_it_is_planned(values: dict[str, Any]) -> None:
     assert (memory.keep == Keep.INPUT) is policy.model.get_base_model().is_gradient_checkpointing
     assert memory.layout.shares is shares_prefixes(policy.model)
     assert memory.layout.itemsize == policy.dtype.itemsize
-    assert memory.micro_batch_tokens == build_updater(policy, settings).forward.max_tokens
+    assert memory.micro_batch_tokens == build_updater(policy, settings, resolve(settings)).forward.max_tokens
 
 
 def test_auto_leaves_the_card_its_context() -> None:

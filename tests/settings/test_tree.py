@@ -12,7 +12,8 @@ import pytest
 from settings.conftest import Load
 
 from emailrl.base.errors import UsageError
-from emailrl.settings import PRESETS, Settings, load_settings, run_root
+from emailrl.checkpoints import run_root
+from emailrl.settings import PRESETS, Settings, load_settings
 from emailrl.settings.names import by_name, leaves, nearest
 from emailrl.training.algorithms import num_epochs, questions_per_step
 

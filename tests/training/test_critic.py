@@ -10,12 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from training import formulas
-from training.updaters import PAID, Make, assert_gradients, loaded, plain_logprobs, plain_values, samples
+from training.updaters import PAID, Make, assert_gradients, load_trained, loaded, plain_logprobs, plain_values, samples
 
 from emailrl.base.errors import EmailRLError
 from emailrl.model.policy import VALUE_HEAD_FILE, ValueHead, load_policy
-from emailrl.ranks import ALONE
-from emailrl.training.team import load_trained
 
 
 @pytest.fixture
@@ -103,13 +101,13 @@ def test_saved_beside_the_adapter_and_loaded_with_it(make: Make, tiny_model: Pat
         "weight": updater.critic[0].tolist(), "bias": updater.critic[1].item(),
     }  # fmt: skip
     settings = loaded(tiny_model, algorithm="ppo")
-    again = load_trained(settings, tmp_path, ALONE, None)
+    again = load_trained(settings, adapter=tmp_path)
     assert again.value_head is not None
     assert all(map(torch.equal, again.value_head.parameters(), updater.critic))
     assert load_policy(settings, adapter=tmp_path).value_head is None  # nothing learns: no critic
     save_file({"weight": torch.zeros(3), "bias": torch.zeros(())}, tmp_path / VALUE_HEAD_FILE)
     with pytest.raises(EmailRLError, match="does not fit this policy's critic") as caught:
-        load_trained(settings, tmp_path, ALONE, None)
+        load_trained(settings, adapter=tmp_path)
     assert "--algorithm ppo" in caught.value.hint
     make(algorithm="grpo").policy.save_adapter(tmp_path / "plain")
     assert not (tmp_path / "plain" / VALUE_HEAD_FILE).exists()

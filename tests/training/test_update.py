@@ -16,11 +16,10 @@ from training.updaters import plain_logprobs as plain
 
 from emailrl.base.errors import EmailRLError
 from emailrl.model.policy import Policy, load_policy
-from emailrl.ranks import ALONE
 from emailrl.settings import Settings
-from emailrl.training.algorithms import learning_rate
+from emailrl.training.algorithms import learning_rate, resolve
 from emailrl.training.batch import save_batches
-from emailrl.training.team import build_updater, load_trained
+from emailrl.training.team import build_updater
 
 
 @pytest.mark.parametrize("cap", [1, 30, 16384])
@@ -149,7 +148,8 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(
     uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
     torch.manual_seed(99)  # whatever the process did in between must not matter
     settings = loaded(tiny_model, **options)
-    second = build_updater(load_trained(settings, tmp_path, ALONE, None), settings)
+    policy, algorithm = load_policy(settings, adapter=tmp_path, trainable=True), resolve(settings)
+    second = build_updater(policy, settings, algorithm)
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
     assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
@@ -219,7 +219,7 @@ def test_nothing_to_train_and_every_seed(make: Make, tiny_model: Path) -> None:
     assert updater.train(samples(), PAID, step=1).metrics["updates_skipped"] == 0
     settings = Settings.model_validate({"model": {"name": str(tiny_model)}})
     with pytest.raises(EmailRLError, match="no trainable parameters"):
-        build_updater(load_policy(settings), settings)
+        build_updater(load_policy(settings), settings, resolve(settings))
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emailrl.model.policy import Policy
+from emailrl.model.policy import Policy, load_policy
 from emailrl.ranks import ALONE, Place, Ranks
 from emailrl.settings import Settings, load_settings
 from emailrl.training import forward
+from emailrl.training.algorithms import resolve
 from emailrl.training.batch import TrainingSample
-from emailrl.training.team import build_updater, load_trained
+from emailrl.training.team import build_updater
 from emailrl.training.update import Updater
 
 Make = Callable[..., Updater]
@@ -54,10 +55,15 @@ def loaded(model: Path, **changes: Any) -> Settings:
     return load_settings(given | changes, environ={}, cwd=model)
 
 
+def load_trained(settings: Settings, **given: Any) -> Policy:
+    return load_policy(settings, trainable=True, critic=resolve(settings).has_critic, **given)
+
+
 def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
     """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
     settings = loaded(model, **changes)
-    updater = build_updater(load_trained(settings, None, ranks, ranks.host_mesh()), settings, ranks=ranks)
+    policy = load_trained(settings, mesh=ranks.host_mesh(), accompanied=ranks.accompanied)
+    updater = build_updater(policy, settings, resolve(settings), ranks=ranks)
     generator = torch.Generator().manual_seed(5)
     for parameter in updater.parameters + updater.critic:
         parameter.data += moved * 0.005 * torch.randn(parameter.shape, generator=generator)
