@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.tools import EMAIL_NOT_FOUND, TOOLS, call_tool, check_arguments, to_json, tool_schemas
+from emailrl.agent.tools import EMAIL_NOT_FOUND, MAX_RESULTS, TOOLS, check_arguments, to_json, tool_schemas
 from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.base.plain import cut
@@ -33,10 +33,10 @@ SYSTEM_PROMPT = """\
 You are an email search agent. Answer the user's question by searching the user's own mailbox with the tools you are \
 given: search for keywords, read the emails that look right, then return the final answer together with the message \
 ids that support it. You have at most {max_turns} turns, one tool call each, so if a search finds nothing useful, try \
-other keywords. If the answer is not in the mailbox, return "I don't know" as the answer and no sources.
-
+other keywords. If the answer is not in the mailbox, return "I don't know" as the answer and no sources."""
+WHOSE_MAILBOX = """\
 The user's email address is {inbox_address}.
-Today's date is {query_date}."""  # ART-E's substance: the task, the number of turns, whose mailbox, and today's date
+Today's date is {query_date}."""  # With the prompt this is ART-E's substance: task, turns, mailbox and date
 
 MAX_MAILS = 3
 MAX_BODY_CHARS = 600  # Longer bodies are cut, so that prompt and completion fit
@@ -102,9 +102,14 @@ class MailEnvironment:
         max_turns: int,
         question_template: str = "{}",
         report: Callable[[StepResult], None] = lambda result: None,
+        short_ids: bool = False,
+        counts: bool = False,
+        mailbox_in_question: bool = False,
     ) -> None:
         self.scenario, self.mailbox, self.max_turns = scenario, mailbox, max_turns
         self.question_template, self.report = question_template, report
+        self.short_ids, self.counts, self.mailbox_in_question = short_ids, counts, mailbox_in_question
+        self._shown: dict[str, str] = {}  # message ids by the short ones of this conversation
         self.rubric = Rubric()
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
@@ -115,10 +120,12 @@ class MailEnvironment:
         if self._state != "new":
             raise RuntimeError("a MailEnvironment plays one trajectory: make another")
         self._state = "running"
-        return [
-            Message("system", system_prompt(self.scenario, self.max_turns)),
-            Message("user", self.question_template.replace("{}", self.scenario.question)),
-        ]
+        system, user = prompts(self.scenario, self.max_turns, self.question_template, self.mailbox_in_question)
+        return [Message("system", system), Message("user", user)]
+
+    def message_id(self, shown: str) -> str:
+        """The message id of an email as the conversation names it."""
+        return self._shown.get(shown, shown)
 
     def step(self, message: Message) -> StepResult:
         """Play one assistant message; the last allowed turn is the end. Errors of the mailbox itself are raised."""
@@ -144,7 +151,8 @@ class MailEnvironment:
         if call.name not in TOOLS:
             return self._refuse(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
         try:
-            value = call_tool(self.mailbox, call.name, call.arguments)
+            check_arguments(call.name, call.arguments)
+            value, shown = self._call(call.name, call.arguments)
         except ToolError as error:
             return self._refuse(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
         if call.name == "return_final_answer":
@@ -156,9 +164,32 @@ class MailEnvironment:
             rubric.ever_tried_to_read_invalid_email = True
         else:
             rubric.ever_read_right_email |= value["message_id"] in self._sources
-        content = to_json(value)
-        reply = Message("tool", content, tool_call_id=call.id, name=call.name)
-        return StepResult([reply], False, call.name, call.arguments, content)
+        reply = Message("tool", to_json(shown), tool_call_id=call.id, name=call.name)
+        return StepResult([reply], False, call.name, call.arguments, to_json(value))
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
+        """What a tool returns to checked arguments, and what the conversation shows of it."""
+        if name == "read_email":
+            value = shown = TOOLS[name](self.mailbox, **{"message_id": self.message_id(arguments["message_id"])})
+            if self.short_ids and value is not EMAIL_NOT_FOUND:
+                shown = value | {"message_id": self._short(value["message_id"])}
+            return value, shown
+        value = shown = TOOLS[name](self.mailbox, **arguments)
+        if name == "search_emails":
+            if self.short_ids:
+                shown = [hit | {"message_id": self._short(hit["message_id"])} for hit in value]
+            if self.counts:
+                others = {key: given for key, given in arguments.items() if key != "max_results"}
+                is_all = len(value) < arguments.get("max_results", MAX_RESULTS)
+                shown = {"matches": len(value) if is_all else self.mailbox.count(**others), "emails": shown}
+        return value, shown
+
+    def _short(self, message_id: str) -> str:
+        for short, known in self._shown.items():
+            if known == message_id:
+                return short
+        self._shown[short := f"m{len(self._shown) + 1}"] = message_id
+        return short
 
     def _refuse(self, reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
         setattr(self.rubric, reason, True)  # its fields have the reasons' names
@@ -166,6 +197,7 @@ class MailEnvironment:
         return StepResult([], True, name, arguments, to_json({"error": error}), reason)
 
     def _take_answer(self, answer: str, sources: list[str]) -> None:
+        sources = list(map(self.message_id, sources))
         self.final_answer, self.final_sources = answer, sources
         self.rubric.num_sources = len(set(sources))
         self.rubric.returned_i_dont_know = is_i_dont_know(answer)
@@ -179,9 +211,13 @@ def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
     return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
 
 
-def system_prompt(scenario: Scenario, max_turns: int) -> str:
-    names = {"inbox_address": scenario.inbox_address, "query_date": scenario.query_date}
-    return SYSTEM_PROMPT.format(max_turns=max_turns, **names)
+def prompts(
+    scenario: Scenario, max_turns: int, question_template: str = "{}", mailbox_in_question: bool = False
+) -> tuple[str, str]:
+    """The system prompt and the user's message."""
+    task, question = SYSTEM_PROMPT.format(max_turns=max_turns), question_template.replace("{}", scenario.question)
+    whose = WHOSE_MAILBOX.format(inbox_address=scenario.inbox_address, query_date=scenario.query_date)
+    return (task, f"{whose}\n\n{question}") if mailbox_in_question else (f"{task}\n\n{whose}", question)
 
 
 class StaticPromptEnvironment(MailEnvironment):
@@ -190,7 +226,11 @@ class StaticPromptEnvironment(MailEnvironment):
     prompt suffices to answer; the heuristic reward (``rewards.rubric``) also values a good first search."""
 
     def __init__(self, agent: AgentSettings, scenario: Scenario, mailbox: Mailbox) -> None:
-        super().__init__(scenario, mailbox, max_turns=1, question_template=agent.question_template)
+        how: dict[str, Any] = {
+            "question_template": agent.question_template,
+            "mailbox_in_question": agent.mailbox_in_question,
+        }
+        super().__init__(scenario, mailbox, max_turns=1, **how)
 
     def start(self) -> list[Message]:
         mails = "\n\n".join(
@@ -198,10 +238,9 @@ class StaticPromptEnvironment(MailEnvironment):
             f"{mail.body if len(mail.body) <= MAX_BODY_CHARS else mail.body[:MAX_BODY_CHARS] + ' ...'}"
             for mail in self._mails()
         )
-        question = self.question_template.replace("{}", self.scenario.question)
-        if mails:
-            question += f"\n\nSome emails of the mailbox:\n\n{mails}"
-        return [Message("system", system_prompt(self.scenario, max_turns=1)), Message("user", question)]
+        system, question = prompts(self.scenario, 1, self.question_template, self.mailbox_in_question)
+        question += f"\n\nSome emails of the mailbox:\n\n{mails}" if mails else ""
+        return [Message("system", system), Message("user", question)]
 
     def step(self, message: Message) -> StepResult:
         """Read the one completion; a well-formed final answer counts as an attempt, no tool is run."""
@@ -267,8 +306,16 @@ def mail_agent(
     report: Callable[[StepResult], None] = lambda result: None,
 ) -> MailEnvironment:
     """The mailbox with its tools; ``report`` is called with the result of each step."""
-    max_turns, template = agent.max_turns, agent.question_template
-    return MailEnvironment(scenario, mailbox, max_turns=max_turns, question_template=template, report=report)
+    return MailEnvironment(
+        scenario,
+        mailbox,
+        max_turns=agent.max_turns,
+        question_template=agent.question_template,
+        report=report,
+        short_ids=agent.short_message_ids,
+        counts=agent.count_matches,
+        mailbox_in_question=agent.mailbox_in_question,
+    )
 
 
 class CustomEnvironment:

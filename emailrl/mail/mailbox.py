@@ -29,6 +29,7 @@ Order = Literal["newest", "relevance"]
 MAX_RESULTS = 10
 MAX_KEYWORDS = 32
 MAX_KEYWORD_CHARS = 1000
+MOST_COUNTED = 1000  # Matches that are counted, in about a millisecond
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
 
@@ -126,11 +127,45 @@ class Mailbox:
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
         (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
         the body. Raises ``ToolError`` for a bad argument."""
-        text = _text_match(keywords)
         if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
             raise ToolError("max_results must be a whole number of at least 1.")
         if max_results > MAX_RESULTS:
             raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
+        if (query := self._query(keywords, from_addr, to_addr, sent_after, sent_before)) is None:
+            return []
+        text, match, people, bounds = query
+        if text is None:
+            rows = self._rows(_UNSEARCHED, (match, *people, *bounds, max_results))
+            return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
+        short = short_text(keywords)
+        if self.order == "newest" and not any(people):
+            rows = self._rows(_NEWEST, (short, match, *bounds, max_results))
+        else:
+            rows = self._rows(_SEARCHES[self.order], (short, match, *people, *bounds, max_results, text))
+        return [SearchHit(each, self._bounded(snippet, each, keywords, text)) for each, snippet in rows]
+
+    def count(
+        self,
+        keywords: list[str],
+        from_addr: str | None = None,
+        to_addr: str | None = None,
+        sent_after: str | None = None,
+        sent_before: str | None = None,
+    ) -> int:
+        """Return how many emails match a search, at most ``MOST_COUNTED``. Raises ``ToolError`` for a bad argument."""
+        if (query := self._query(keywords, from_addr, to_addr, sent_after, sent_before)) is None:
+            return 0
+        _, match, people, bounds = query
+        return len(
+            self._rows(_HITS.format(columns="1", first="emails_fts.rowid"), (match, *people, *bounds, MOST_COUNTED))
+        )
+
+    def _query(
+        self, keywords: list[str], from_addr: object, to_addr: object, sent_after: object, sent_before: object
+    ) -> tuple[str | None, str, tuple[str | None, ...], tuple[int, int]] | None:
+        """A search's FTS5 expressions, of the keywords (None without any) and with the people; sender and recipient,
+        each twice; the highest id and the one below the lowest. None if nothing can match."""
+        text = _text_match(keywords)
         sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
@@ -141,18 +176,9 @@ class Mailbox:
         others = [address for address in (sender, recipient) if address is not None]
         parties = [party for party in (self._member, *map(self._party, others)) if party is not None]
         if len(parties) <= len(others):  # an address that no mail of the database names
-            return []
-        bounds = self._last_id(high), self._last_id(low)
-        people = (sender, sender, recipient, recipient)
-        if text is None:
-            rows = self._rows(_UNSEARCHED, (" AND ".join(parties), *people, *bounds, max_results))
-            return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
-        match, short = " AND ".join([text, *parties]), short_text(keywords)
-        if self.order == "newest" and not others:
-            rows = self._rows(_NEWEST, (short, match, *bounds, max_results))
-        else:
-            rows = self._rows(_SEARCHES[self.order], (short, match, *people, *bounds, max_results, text))
-        return [SearchHit(each, self._bounded(snippet, each, keywords, text)) for each, snippet in rows]
+            return None
+        match = " AND ".join([*filter(None, [text]), *parties])
+        return text, match, (sender, sender, recipient, recipient), (self._last_id(high), self._last_id(low))
 
     def read(self, message_id: str) -> Email | None:
         """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""

@@ -178,6 +178,13 @@ class AgentSettings(Section):
     weighted five times."""
     search_without_keywords: bool = True
     """Allow search_emails without keywords if a sender, recipient or date is given; off in ART-E."""
+    short_message_ids: bool = False
+    """Show emails as m1, m2, … within a conversation instead of their message ids, which small models miscopy."""
+    count_matches: bool = False
+    """Have search_emails say how many emails match, in addition to those it returns."""
+    mailbox_in_question: bool = False
+    """Name the mailbox and today's date before the question instead of in the system prompt, so that all prompts begin
+    with the same tokens."""
     rollout_concurrency: Positive = 10
     """Maximum concurrent remote completions; for vLLM servers only if set (else MAX_BATCH_TRAJECTORIES each)."""
     max_batch_trajectories: Positive = 64

@@ -73,7 +73,7 @@ def play(scenario: Scenario, settings: Settings, habits: Habits, rng: Random) ->
         order=agent.search_order, without_keywords=agent.search_without_keywords,
     ) as mailbox:  # fmt: skip
         environment = mail_agent(agent, scenario, mailbox)
-        return environment, converse(environment, Searcher(scenario, agent, habits, rng, free=free).act)
+        return environment, converse(environment, Searcher(environment, agent, habits, rng, free=free).act)
 
 
 def is_right(environment: MailEnvironment) -> bool:
@@ -85,8 +85,12 @@ def is_right(environment: MailEnvironment) -> bool:
 class Searcher:
     """Plays the assistant on one question by the plan for its kind."""
 
-    def __init__(self, scenario: Scenario, agent: AgentSettings, habits: Habits, rng: Random, *, free: bool) -> None:
+    def __init__(
+        self, environment: MailEnvironment, agent: AgentSettings, habits: Habits, rng: Random, *, free: bool
+    ) -> None:
+        scenario = environment.scenario
         self.scenario, self.me, self.habits, self.rng = scenario, scenario.inbox_address, habits, rng
+        self._message_id = environment.message_id
         asked = None if free else read_question(scenario.question)
         self.asked, self.is_free = asked or Asked("", is_mine=False), asked is None
         self.address: str | None = None
@@ -120,7 +124,7 @@ class Searcher:
         """The answer in an email; None if it is not the right one."""
         if not self.is_free:
             return answer_of(self.asked, mail, self.me)
-        return self.scenario.answer if mail["message_id"] in self.scenario.message_ids else None
+        return self.scenario.answer if self._message_id(mail["message_id"]) in self.scenario.message_ids else None
 
     def is_poor(self) -> bool:
         """Draw whether to begin with a poor search."""
@@ -131,7 +135,8 @@ class Searcher:
         search: Search = {"keywords": self._any_keyword} | {k: v for k, v in arguments.items() if v is not None}
         if "max_results" not in search and self.rng.random() < self.habits.few_results:
             search["max_results"] = self.rng.randint(2, MAX_RESULTS)
-        return (yield call_text("search_emails", search))
+        result = yield call_text("search_emails", search)
+        return result["emails"] if isinstance(result, dict) else result
 
     def read(self, hit: Hit) -> Turns[ShownMail]:
         """The email of a hit, read only once."""

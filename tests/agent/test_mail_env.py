@@ -43,6 +43,32 @@ def test_a_whole_good_trajectory(play: Play) -> None:
     assert environment.rubric == Rubric(attempted_answer=True, num_turns=3, num_sources=1, **RIGHT)
 
 
+def test_short_ids_and_counts_change_what_is_shown_alone(play: Play, scenario) -> None:
+    how = {"short_ids": True, "counts": True, "mailbox_in_question": True}
+    environment = MailEnvironment(scenario, play().mailbox, max_turns=9, **how)
+    system, user = environment.start()
+    assert scenario.inbox_address not in system.content and scenario.query_date not in system.content
+    assert user.content.endswith("\n\nWhen is the pump order due?")
+    assert scenario.inbox_address in user.content and scenario.query_date in user.content
+
+    def shown(name: str, **arguments: Any) -> Any:
+        result = environment.step(call(name, **arguments))
+        assert "@x" not in result.messages[0].content
+        if name == "search_emails":  # what is recorded keeps the message ids
+            assert {hit["message_id"][-3:] for hit in json.loads(result.tool_result or "")} <= {"@x>"}
+        return json.loads(result.messages[0].content)
+
+    found = shown("search_emails", keywords=["pump", "order"], max_results=1)
+    assert (found["matches"], [hit["message_id"] for hit in found["emails"]]) == (2, ["m1"])
+    found = shown("search_emails", keywords=["pump", "order"])
+    assert (found["matches"], [hit["message_id"] for hit in found["emails"]]) == (2, ["m1", "m2"])
+    assert shown("search_emails", keywords=["pump"], from_addr="nobody@x.test") == {"matches": 0, "emails": []}
+    assert shown("read_email", message_id="m3") == {"error": "Email not found"}
+    assert shown("read_email", message_id="m2")["message_id"] == "m2" and environment.rubric.ever_read_right_email
+    environment.step(call("return_final_answer", answer="May 20", sources=["m2", "m9"]))
+    assert environment.final_sources == ["<1@x>", "m9"] and environment.rubric.sources_correct
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
