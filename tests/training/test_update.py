@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training.updaters import LENGTHS, PAID, Make, assert_close, assert_gradients, gradients, loaded, samples
+from training.updaters import (
+    LENGTHS,
+    PAID,
+    Make,
+    assert_close,
+    assert_gradients,
+    gradients,
+    load_trained,
+    loaded,
+    samples,
+)
 from training.updaters import plain_logprobs as plain
 
 from emailrl.base.errors import EmailRLError
@@ -148,8 +158,7 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(
     uninterrupted = [first.train(samples(), PAID, step=step).metrics for step in (3, 4)]
     torch.manual_seed(99)  # whatever the process did in between must not matter
     settings = loaded(tiny_model, **options)
-    policy, algorithm = load_policy(settings, adapter=tmp_path, trainable=True), resolve(settings)
-    second = build_updater(policy, settings, algorithm)
+    second = build_updater(load_trained(settings, adapter=tmp_path), settings, resolve(settings))
     stream.seek(0)
     second.load_state_dict(torch.load(stream, weights_only=True))
     assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
