@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -176,7 +176,8 @@ def _check(settings: Settings, mode: algorithms.Mode, ranks: Ranks) -> None:
 def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint | None, ranks: Ranks) -> Prepared:
     """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
     start, algorithm = find_start(settings, checkpoint), algorithms.resolve(settings)
-    settings, training, data = start.settings, start.settings.training, start.settings.data
+    settings, rate = algorithms.with_rate(start.settings)
+    start, training, data = replace(start, settings=settings), settings.training, settings.data
     # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
     rewards = settings.rewards, settings.reward_weights, settings.agent
     scorer = build_scorer(*rewards, reward=mode.reward)
@@ -194,7 +195,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
     notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
-    notes += [*start.notes, *algorithms.advice(settings)]
+    notes += [*start.notes, *rate, *algorithms.advice(settings)]
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
         notes += check_agrees(checkpoint, settings, mode.name, **asked)
