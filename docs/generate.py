@@ -95,7 +95,8 @@ def _helps(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, s
 
 def _row(leaf: Leaf) -> str:
     names = ", ".join(f"`{name}`" for name in leaf.env_names)
-    choices = f" One of {', '.join(f'`{choice}`' for choice in leaf.choices)}." if leaf.choices else ""
+    only = leaf.choices if leaf.kinds <= {str, None} else ()
+    choices = f" One of {', '.join(f'`{choice}`' for choice in only)}." if only else ""
     secret = " Secret." if leaf.secret else ""
     meaning = " ".join(leaf.description.split()).replace("|", "\\|")
     needs = "; ".join(needs_of(leaf.key))

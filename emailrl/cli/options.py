@@ -75,7 +75,9 @@ def setting_options(*names: str, **summaries: str) -> Callable[[Callable[..., No
 def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter:
     help = summary.replace("`", "")
     kind: Any
-    (kind,) = leaf.kinds - {None}
+    kinds = leaf.kinds - {None}
+    (kind,) = kinds if len(kinds) == 1 else {str}  # a number or a word, which the setting tells apart
+    words = (*(each.__name__ for each in kinds - {str} if leaf.choices), *leaf.choices)
     if leaf.is_path:
         option = path_option(*leaf.flags, help=help, group=group)
     else:
@@ -83,7 +85,7 @@ def _parameter(leaf: Leaf, summary: str, group: str | None) -> inspect.Parameter
         option = Option(
             *leaf.flags,
             help=help,
-            metavar=f"<{'|'.join(leaf.choices)}>" if leaf.choices else None,
+            metavar=f"<{'|'.join(words)}>" if words else None,
             min=leaf.minimum,
             max=leaf.maximum,
             autocompletion=one_of(*leaf.choices) if leaf.choices else BY_SETTING.get(leaf.key),
@@ -147,7 +149,9 @@ BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("aut
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on the last line of stdout.")]
 Preset = Annotated[
     str | None,
-    Option("--preset", help="Size preset: quick, small, medium, full, paper or guide.", autocompletion=presets),
+    Option(
+        "--preset", help="recommended, or a size: quick, small, medium, full, paper or guide.", autocompletion=presets
+    ),
 ]
 Checkpoint = Annotated[
     str | None, Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints)

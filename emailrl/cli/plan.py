@@ -9,7 +9,7 @@ reports. Exits 1 if the run does not fit or cannot start.
 Examples:
 
 \b
-  emailrl plan --gpu H200 --price 3.5
+  emailrl plan --preset recommended --gpu H200 --price 3.5
   emailrl plan --gpu A100-80 --model Qwen/Qwen3-8B --engine vllm
   emailrl plan --gpu H100 --num-gpus 8 --nnodes 16 --network 400
   LORA_RANK=8 emailrl plan --gpu 4090 --model Qwen/Qwen3-0.6B --preset small

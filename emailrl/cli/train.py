@@ -10,7 +10,8 @@ each with PER_DEVICE_TRAIN_BATCH_SIZE questions per step; torchrun -m emailrl tr
 Examples:
 
 \b
-  emailrl train
+  emailrl train --preset recommended
+  emailrl train --preset recommended --model Qwen/Qwen3-4B --engine vllm
   emailrl train --mode masked --preset quick --model nano
   emailrl train --mode simple --max-steps 20
   emailrl train --adapter outputs/grpo_sft/best_model
@@ -39,7 +40,7 @@ from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say
 from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
-from emailrl.settings import Settings, load_settings
+from emailrl.settings import Settings, beyond_defaults, load_settings
 
 _cluster = partial(Option, rich_help_panel="Cluster")
 SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its libraries
@@ -104,6 +105,8 @@ def train(
         resolve_model(find_start(settings).settings.model.name, settings.model.smol_base)
     else:
         check_inputs(settings)  # a resumed run keeps its questions
+    if preset is None and resume is None and "learning_rate" not in settings.training.model_fields_set:
+        say(f"Note: these are the defaults; --preset recommended sets {beyond_defaults(settings)}")
     from emailrl.cli.live import LiveRun
     from emailrl.training.loop import train as run_training
 

@@ -1,7 +1,7 @@
 """Settings: one typed tree (`tree`), and where its values come from (`load`)."""
 
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
-from emailrl.settings.load import PRESETS, folder_risks, load_settings, trust_folder
+from emailrl.settings.load import PRESETS, beyond_defaults, folder_risks, load_settings, trust_folder
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,
@@ -27,4 +27,4 @@ __all__ = ["DEFAULT_DB", "PRESETS", "AgentSettings", "AlgorithmSettings", "Bench
 __all__ += ["EvaluationSettings", "GenerationSettings", "LoraSettings", "ModelSettings", "OpenAISettings"]
 __all__ += ["OutputSettings", "PlayingSettings", "PolicySettings", "RewardSettings", "RewardWeightSettings"]
 __all__ += ["Settings", "SftSettings", "StoreSettings", "TrackingSettings", "TrainingSettings", "Untrusted"]
-__all__ += ["VllmSettings", "folder_risks", "load_settings", "trust_folder"]
+__all__ += ["VllmSettings", "beyond_defaults", "folder_risks", "load_settings", "trust_folder"]

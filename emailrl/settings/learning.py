@@ -18,7 +18,7 @@ class TrainingSettings(Section):
     """Tokens to train: one completion to a static prompt (simple), everything after the prompt (rollout), or only
     sampled tokens (masked)."""
     algorithm: str = "grpo"
-    """Algorithm (advantage, clipping, aggregation and KL): grpo, dr_grpo, dapo, gspo, rloo, reinforce_pp,
+    """Algorithm (advantage, clipping, aggregation and KL): grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_pp,
     reinforce_pp_baseline or ppo."""
     seed: Annotated[int, Field(ge=0, lt=2**63), Env("SEED")] = 42
     """Random seed."""
@@ -37,8 +37,9 @@ class TrainingSettings(Section):
     """Multiplier of the questions per step; MAX_TOKENS_PER_MICRO_BATCH sets the memory of updates instead."""
     num_generations: Annotated[int, Field(ge=1, le=MOST_SAMPLES), Env("NUM_GENERATIONS", "TRAJECTORIES_PER_GROUP")] = 3
     """Rollouts per question."""
-    learning_rate: LearningRate = 1e-5
-    """Peak learning rate of AdamW."""
+    learning_rate: LearningRate | Literal["auto"] = 1e-5
+    """Peak learning rate of AdamW; auto is one for the model (docs/guides/learning_rate.md), named in the run's
+    header."""
     warmup_steps: NonNegative = 10
     """Learning rate warm-up, in steps."""
     warmup_ratio: Fraction | None = None
@@ -87,6 +88,13 @@ class TrainingSettings(Section):
     def updates_per_step(self) -> int:
         """Optimizer updates per step; fewer if a step has fewer trajectories than mini-batches."""
         return self.num_mini_batches * self.update_epochs
+
+    @property
+    def peak_rate(self) -> float:
+        """The peak learning rate; ValueError for auto, which `training.algorithms.with_rate` resolves."""
+        if self.learning_rate == "auto":
+            raise ValueError("LEARNING_RATE=auto is not resolved yet")
+        return self.learning_rate
 
 
 def _listed(value: object) -> object:
@@ -142,6 +150,9 @@ class AlgorithmSettings(Section):
     """Normalize advantages to mean 0 and variance 1 over the tokens of a step."""
     ratio_level: Literal["token", "sequence"] | None = None
     """Importance ratio to the old policy, per token or per sequence (GSPO)."""
+    surrogate: Literal["ppo", "cispo"] | None = None
+    """Policy loss: PPO's clipped objective, or CISPO's, which clips the ratio as a constant weight of the
+    log-probability, so that no token loses its gradient."""
     clip_low: Annotated[float, Field(ge=0)] | None = None
     """The ratio is clipped below 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] | None = None
@@ -187,9 +198,9 @@ class AlgorithmSettings(Section):
     """Initial steps that train only the critic's head (gae)."""
     dynamic_filtering: bool | None = None
     """Train only on questions that are neither too hard nor too easy, and replace those dropped."""
-    filter_on: Literal["accuracy", "reward"] | None = None
+    filter_on: Literal["accuracy", "reward", "spread"] | None = None
     """Metric averaged per group for dynamic filtering: accuracy (answers as 0 or 1; the reward in mode simple) or
-    reward."""
+    reward; spread sets no range and replaces only groups below MIN_GROUP_STD."""
     filter_low: float = 0.0
     """Groups with a mean not above this are too hard."""
     filter_high: float = 1.0

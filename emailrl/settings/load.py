@@ -29,6 +29,19 @@ NEAR_MISS: Final = 0.85  # above this similarity an unknown name in ``.env`` is 
 MAX_BYTES: Final = 2**20  # Maximum size of a settings file.
 
 PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "recommended": {
+        "per_device_train_batch_size": 8,
+        "num_generations": 8,
+        "temperature": 1.0,
+        "learning_rate": "auto",
+        "lr_scheduler": "linear",
+        "warmup_steps": 2,
+        "num_mini_batches": 2,
+        "beta": 0.0,
+        "clip_high": 0.28,
+        "dynamic_filtering": True,
+        "filter_on": "spread",
+    },
     "quick": {
         "train_dataset_size": 10,
         "eval_dataset_size": 5,
@@ -73,6 +86,9 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 ``patience`` is chosen for the number of evaluations and questions, so that a fall of accuracy ends a run before its
 end. ``quick``, with five questions, notices only 31 to 52 % of falls (decision 0017)."""
 
+
+GIVES_WAY: Final = {"clip_high": "algorithm", "filter_on": "dynamic_filtering"}
+"""A preset's value of the first does not count where the second is set to something else than with the preset."""
 
 Source = dict[Leaf, Given]
 _SEE: Final = "See docs/reference/settings.md."
@@ -206,6 +222,11 @@ def load_settings(
         raise UsageError(f"Unknown preset {preset!r}.", f"{guess}Presets: {', '.join(PRESETS)}.")
     sized = {by_name()[key]: Given(value, key, f"preset {preset}") for key, value in PRESETS[preset or "full"].items()}
     others = ChainMap(dotenv_source, from_toml(here / "emailrl.toml"), sized)
+    for name, decides in GIVES_WAY.items():
+        leaf = by_name()[decides]
+        usual = PRESETS[preset or "full"].get(decides, leaf.default)
+        if any(str(one[leaf].value).lower() != str(usual).lower() for one in (stated, others) if leaf in one):
+            sized.pop(by_name()[name], None)
     record = from_record(recorded, stated, others) if recorded is not None else {}
     given = ChainMap(*stated.maps, record, *others.maps)
     risks = risks_of(given, here, builds_db=builds_db)
@@ -216,7 +237,8 @@ def load_settings(
     except ValidationError as error:
         # Keep the input and its context out of the chained traceback: they may contain a secret.
         leaf, reason = first_problem(error)
-        item, more, near = given[leaf], error.error_count() - 1, nearest(str(given[leaf].value), leaf.choices)
+        item, near = given[leaf], nearest(str(given[leaf].value), leaf.choices)
+        more = len({problem["loc"][:2] for problem in error.errors(include_input=False)}) - 1
         value = "" if leaf.secret else f"={str(item.value)!r}"
         hints = [f"Did you mean {near}?" if near else "", f"{more} more to fix." if more else ""]
         problem = f"{item.name}{value} ({item.origin}): should be {reason}."
@@ -232,6 +254,15 @@ def load_settings(
     # None is named, and the default is missing: the only one beside it.
     values = dict(store) | {"db": store.db.with_name(found[0].name)}
     return settings.model_copy(update={"store": StoreSettings.model_construct(store.model_fields_set, **values)})
+
+
+def beyond_defaults(settings: Settings) -> str:
+    """What ``--preset recommended`` would set of what is not set, as NAME=value."""
+    wanted = {by_name()[key]: str(value).lower() for key, value in PRESETS["recommended"].items()}
+    given = {(section, field) for section, values in settings for field in values.model_fields_set}
+    return ", ".join(
+        f"{leaf.env_names[0]}={value}" for leaf, value in wanted.items() if (leaf.section, leaf.field) not in given
+    )
 
 
 def folder_risks(folder: Path) -> list[Risk]:

@@ -40,6 +40,8 @@ NEEDS: Final = (  # what has no effect without another setting
     Need("error", "kl_target", "BETA above 0", lambda now: now.beta),
     Need("error", "correction_low correction_high", _CORRECTED, lambda now: now.importance_correction != "off"),
     Need("error", _OF_FILTER, "DYNAMIC_FILTERING=true (--algorithm dapo)", lambda now: now.dynamic_filtering),
+    Need("error", "filter_low filter_high", "FILTER_ON=accuracy or reward", lambda now: now.filter_on != "spread"),
+    Need("error", "dual_clip", "EMAILRL_SURROGATE=ppo", lambda now: now.surrogate == "ppo"),
     Need("error", "overlong_penalty", "OVERLONG_BUFFER", lambda now: now.overlong),
     Need("note", "clip_low clip_high dual_clip value_clip ratio_level", _UPDATES, lambda now: now.updates > 1),
     Need("note", "reference", "BETA above 0", lambda now: now.beta or now.reference != "start"),
@@ -85,7 +87,7 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
     if corrects and now.engine == "openai":
         problem = f"IMPORTANCE_CORRECTION={now.importance_correction} needs the sampler's log-probabilities, which"
         yield f"{problem} EMAILRL_ENGINE=openai does not return.", "Train with EMAILRL_ENGINE=transformers or vllm."
-    if now.dynamic_filtering:
+    if now.dynamic_filtering and now.filter_on != "spread":
         low, high = now.filter_low, now.filter_high
         by_reward = now.filter_on == "reward" or (now.filter_on is None and now.mode == "simple")
         shares = (right / now.num_generations for right in range(now.num_generations + 1))
@@ -131,6 +133,8 @@ def notes(now: SimpleNamespace) -> Iterator[str]:
         yield f"{now.estimator} without WHITEN_ADVANTAGES has no baseline at all"
     if now.algorithm == "gspo" and now.updates == 1:
         yield f"--algorithm gspo differs from grpo only in its aggregation without {_UPDATES}"
+    if now.surrogate == "cispo" and now.updates == 1:
+        yield f"EMAILRL_SURROGATE=cispo has the gradient of ppo without {_UPDATES}"
 
 
 def _idle(now: SimpleNamespace, level: Level) -> Iterator[tuple[str, str, object]]:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from emailrl.agent.task import StaticPromptEnvironment
 from emailrl.base.errors import UsageError
+from emailrl.model.resolve import resolve_model, same_base
+from emailrl.model.shape import load_config
 from emailrl.settings import AgentSettings, Settings, TrainingSettings
-from emailrl.settings.names import leaves, nearest
+from emailrl.settings.names import changed, leaves, nearest
 from emailrl.settings.needs import errors, notes
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class Algorithm:
     advantage: str  # A key of ``advantages.ESTIMATORS``, or ``gae`` (per token, from a critic)
     whiten: bool = False
     """Shift and scale the advantages to mean 0 and variance 1 over all trainable tokens of the step."""
+    surrogate: Literal["ppo", "cispo"] = "ppo"
+    """What the ratio's clip bounds: PPO's objective, or CISPO's constant weight of each log-probability."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
@@ -85,6 +89,7 @@ _ROWS = (
     Algorithm("dr_grpo", "dr_grpo", aggregation="constant"),
     Algorithm("dapo", "group_norm", clip_high=0.28, dynamic_filtering=True, overlong_share=0.2),
     Algorithm("gspo", "group_norm", clip_low=3e-4, clip_high=4e-4, ratio_level="sequence", aggregation="sequence_mean"),
+    Algorithm("cispo", "group_norm", surrogate="cispo", clip_low=1.0, clip_high=4.0),
     Algorithm("rloo", "rloo", kl_estimator="k1", kl_in="reward"),
     Algorithm("reinforce_pp", "reinforce", whiten=True, kl_estimator="k1", kl_in="reward"),
     Algorithm("reinforce_pp_baseline", "reinforce_baseline", whiten=True, kl_estimator="k2"),
@@ -92,7 +97,7 @@ _ROWS = (
 )
 ALGORITHMS: Final = {algorithm.name: algorithm for algorithm in _ROWS}
 _SAME_NAME: Final = (
-    *("clip_low", "clip_high", "dual_clip", "ratio_level", "kl_estimator", "kl_in", "value_clip"),
+    *("surrogate", "clip_low", "clip_high", "dual_clip", "ratio_level", "kl_estimator", "kl_in", "value_clip"),
     *("dynamic_filtering", "importance_correction"),
 )
 OVERRIDES: Final = {name: name for name in _SAME_NAME} | {
@@ -162,6 +167,35 @@ def needs_old_logprobs(algorithm: Algorithm, *, kl_coef: float, updates: int) ->
     return algorithm.has_critic or (algorithm.kl_in == "reward" and kl_coef > 0) or updates > 1
 
 
+MEASURED_RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}  # docs/guides/learning_rate.md
+QWEN, LLAMA = 0.0775, 0.781
+"""tinker's exponents: a family's best rate falls with (hidden size)^-exponent (sl-hyperparams, tinker-docs)."""
+
+
+def auto_rate(family: str, hidden: int) -> float:
+    """Peak learning rate of a LoRA adapter, to two digits: the one measured on SmolLM2-135M (a Llama of hidden size
+    576), carried to this size as tinker carries its rates for LoRA, (2000 / hidden)^exponent, whatever the rank. Its
+    scale is ours, as tinker's is that of supervised training, 4.4 times this. Families that tinker did not measure
+    have the lower of both rates. ``family`` is transformers' model type."""
+    exponents = [each for name, each in (("qwen", QWEN), ("llama", LLAMA)) if family.startswith(name)]
+    scale = MEASURED_RATES["smol"] / (2000 / 576) ** LLAMA
+    return float(f"{scale * min((2000 / hidden) ** each for each in exponents or (QWEN, LLAMA)):.2g}")
+
+
+def with_rate(settings: Settings) -> tuple[Settings, list[str]]:
+    """The settings with a number for LEARNING_RATE=auto, and a note on it for the run's header."""
+    name = settings.model.name
+    if settings.training.learning_rate != "auto":
+        return settings, []
+    if rate := next((each for base, each in MEASURED_RATES.items() if same_base(name, base)), None):
+        why = f"measured with {name}"
+    else:
+        config = load_config(name, resolve_model(name, settings.model.smol_base)).get_text_config()
+        rate = auto_rate(config.model_type, config.hidden_size)
+        why = f"by hidden size {config.hidden_size} of {config.model_type}, for LoRA"
+    return changed(settings, learning_rate=rate), [f"LEARNING_RATE=auto is {rate:g}: {why}"]
+
+
 def questions_per_step(training: TrainingSettings, num_ranks: int = 1) -> int:
     """Questions per step with this many ranks."""
     return training.per_device_train_batch_size * training.gradient_accumulation_steps * num_ranks
@@ -184,9 +218,9 @@ def learning_rate(step: int, training: TrainingSettings, total_steps: int) -> fl
     if training.warmup_ratio is not None:
         warmup = math.ceil(training.warmup_ratio * total_steps)
     if step < warmup:
-        return training.learning_rate * step / warmup
+        return training.peak_rate * step / warmup
     start = max(warmup, 1)
     progress = min((step - start) / max(total_steps + 1 - start, 1), 1.0)
     decay = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     left = decay[training.lr_scheduler]
-    return training.learning_rate * (training.min_lr_ratio + (1 - training.min_lr_ratio) * left)
+    return training.peak_rate * (training.min_lr_ratio + (1 - training.min_lr_ratio) * left)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -169,8 +169,9 @@ def _check(settings: Settings, mode: algorithms.Mode, ranks: Ranks) -> None:
 def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint | None, ranks: Ranks) -> Prepared:
     """Find where to start, the questions and the rewards; NothingLeft if the run to resume is complete."""
     start = find_start(settings, checkpoint)
-    algorithm, advice = algorithms.resolve(start.settings), algorithms.advice(start.settings)
-    settings, training, data = start.settings, start.settings.training, start.settings.data
+    settings, rate = algorithms.with_rate(start.settings)
+    start, training, data = replace(start, settings=settings), settings.training, settings.data
+    algorithm, advice = algorithms.resolve(settings), [*rate, *algorithms.advice(settings)]
     # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
     rewards = settings.rewards, settings.reward_weights, settings.agent
     scorer = build_scorer(*rewards, reward=mode.reward)

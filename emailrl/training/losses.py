@@ -19,6 +19,7 @@ LOG_RATIO_LIMIT = 20.0
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 AGGREGATIONS = get_args(Aggregation)
 RatioLevel = Literal["token", "sequence"]
+Surrogate = Literal["ppo", "cispo"]
 Correction = Literal["tis", "icepop", "sequence_mask"]
 
 
@@ -32,6 +33,7 @@ def policy_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
     ratio_level: RatioLevel = "token",
+    surrogate: Surrogate = "ppo",
     aggregation: Aggregation = "token_mean",
     constant_length: float | None = None,
     weights: Tensor | None = None,
@@ -39,9 +41,11 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Clipped surrogate: -min(rA, clip(r, 1 - clip_low, 1 + clip_high)A) with r = exp(logprobs - old_logprobs).
     PPO (arXiv 1707.06347); separate clips: DAPO (2503.14476). ``dual_clip`` c > 1 bounds the loss where A < 0 by
-    -max(min(...), cA) (1912.09729). ``ratio_level="sequence"`` takes r = exp(masked mean of the log-ratio) for every
-    token of a row (GSPO, 2507.18071). ``advantages`` is ``(B, T)``, or ``(B,)`` for one per sequence; ``weights``
-    multiplies after clipping. Log-ratios are clamped to ±20. See ``aggregate`` for the rest."""
+    -max(min(...), cA) (1912.09729). ``surrogate="cispo"`` is -sg(clip(r, ...)) A logprobs, sg without gradient, so that
+    clipped tokens keep theirs (MiniMax-M1, 2506.13585); it has no dual clip. ``ratio_level="sequence"`` takes r =
+    exp(masked mean of the log-ratio) for every token of a row (GSPO, 2507.18071). ``advantages`` is ``(B, T)``, or
+    ``(B,)`` for one per sequence; ``weights`` multiplies after clipping. Log-ratios are clamped to ±20. See
+    ``aggregate`` for the rest."""
     trainable = _trainable(loss_mask, logprobs, old_logprobs)
     log_ratio = masked(logprobs, trainable) - masked(old_logprobs.detach(), trainable)
     if ratio_level == "sequence":
@@ -51,19 +55,23 @@ def policy_loss(
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     advantages = advantages[:, None].expand_as(ratio) if advantages.ndim == 1 else advantages
     advantages = masked(advantages.detach(), trainable)
-    unclipped, clipped = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    gain = torch.minimum(unclipped, clipped)
-    idle = clipped < unclipped
-    if dual_clip is not None:
+    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if surrogate == "cispo":
+        gain, bound = bounded.detach() * advantages * masked(logprobs, trainable), bounded != ratio
+    elif surrogate == "ppo":
+        gain, bound = torch.minimum(ratio * advantages, bounded * advantages), bounded * advantages < ratio * advantages
+    else:
+        raise ValueError(f"unknown surrogate {surrogate!r}: ppo or cispo")
+    if dual_clip is not None and surrogate == "ppo":
         if dual_clip <= 1:
             raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
         floor = torch.where(advantages < 0, dual_clip * advantages, gain)
-        idle = idle | (gain < floor)
+        bound = bound | (gain < floor)
         gain = torch.maximum(gain, floor)
     if weights is not None:
         gain = gain * masked(weights.detach(), trainable)
     loss = aggregate(-gain, trainable, aggregation, constant_length=constant_length, denominator=denominator)
-    return loss, _ratio_metrics(ratio.detach(), log_ratio.detach(), idle, trainable)
+    return loss, _ratio_metrics(ratio.detach(), log_ratio.detach(), bound, trainable)
 
 
 def importance_weights(

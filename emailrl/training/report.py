@@ -20,6 +20,7 @@ from emailrl.measure.evaluation import Evaluation, disagreement, is_correct, is_
 from emailrl.records import Record, read_records
 from emailrl.records.trajectory import StopReason
 from emailrl.settings import PolicySettings
+from emailrl.training.algorithms import MEASURED_RATES
 from emailrl.training.batch import TrainingSample, is_truncated
 from emailrl.training.losses import LOG_RATIO_LIMIT
 from emailrl.training.state import Collected, RunState
@@ -181,7 +182,6 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
 
 
 LAST_CURVE: Final = "curve.svg"  # In a run's folder: the file that ``draw_curves`` writes last
-RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}  # Measured learning rates (docs/guides/learning_rate.md)
 
 
 def outcome(state: RunState, reason: str, num_eval: int, settings: PolicySettings) -> str:
@@ -211,8 +211,8 @@ def outcome(state: RunState, reason: str, num_eval: int, settings: PolicySetting
             f"{said}\nNothing was learned in {steps}: start with emailrl sft, or with a stronger model or an easier"
             " mailbox (docs/guides/troubleshooting.md)."
         )
-    model, rate = settings.model.name, settings.training.learning_rate
-    higher = max(RATES.get(model, 0), rate)
+    model, rate = settings.model.name, settings.training.peak_rate
+    higher = max(MEASURED_RATES.get(model, 0), rate)
     return (
         f"{said}\nNothing was learned: every evaluation in {steps} had the same {best:.1%} correct."
         f" The learning rate {rate:g} is probably too small for {model}: try --learning-rate"

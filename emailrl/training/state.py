@@ -202,7 +202,7 @@ class Filter:
     min_group_size: int  # Minimum number of members, excluding those that raised; at least 1
     min_group_std: float
     between: tuple[float, float] | None = None
-    """The mean must be strictly inside; None keeps every group whose rewards differ, without refills."""
+    """The mean must be strictly inside; None keeps every group whose rewards differ."""
     mean_of: Literal["accuracy", "reward"] = "accuracy"
     """What to average: the answer's verdict as 0 or 1, or the reward."""
     max_refill_rounds: int = 0
@@ -235,6 +235,8 @@ def make_filter(algorithm: Algorithm, wanted: AlgorithmSettings, *, answers: boo
     least = 2 if compares else 1, wanted.min_group_std if compares else 0.0
     if not algorithm.dynamic_filtering:
         return Filter(*least)
+    if wanted.filter_on == "spread":
+        return Filter(*least, max_refill_rounds=wanted.max_refill_rounds)
     between, mean_of = (
         (wanted.filter_low, wanted.filter_high),
         wanted.filter_on or ("accuracy" if answers else "reward"),

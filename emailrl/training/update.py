@@ -35,7 +35,8 @@ from emailrl.training.forward import Forward
 from emailrl.training.kl import AdaptiveKL, estimate
 from emailrl.training.losses import aggregate, correction_weights, count_for, policy_loss, value_loss
 
-CLIPPING = ("clip_low", "clip_high", "dual_clip", "ratio_level")  # Fields of an algorithm, arguments of the loss
+CLIPPING = ("surrogate", "clip_low", "clip_high", "dual_clip", "ratio_level")
+"""Fields of an algorithm, arguments of the loss."""
 Noted = list[tuple[Mapping[str, float], float]]  # Measured values by name, and their weight in a mean
 
 
@@ -128,7 +129,7 @@ class Updater:
         self.critic = [parameter for _, parameter in critic]
         groups = [{"params": params} for params in (self.parameters, self.critic) if params]
         betas, decay = (training.adam_beta1, training.adam_beta2), training.weight_decay
-        self.optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=betas, weight_decay=decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=training.peak_rate, betas=betas, weight_decay=decay)
         # Gradients divided by many tokens underflow in 16-bit floats, so the loss is scaled up.
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
@@ -163,7 +164,7 @@ class Updater:
         skipped: list[Skipped] = []
         rate = learning_rate(step, training, self.total_steps)
         # The critic's rate follows the adapter's schedule.
-        rates = rate, self.wanted.critic_learning_rate * (rate / training.learning_rate)
+        rates = rate, self.wanted.critic_learning_rate * (rate / training.peak_rate)
         for group, group_rate in zip(self.optimizer.param_groups, rates, strict=False):
             group["lr"] = group_rate
         summing = self.across.seconds

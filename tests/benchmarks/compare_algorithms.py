@@ -24,14 +24,14 @@ import shutil
 import statistics
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-NAMES = ("dapo", "grpo", "dr_grpo", "gspo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo")
+NAMES = ("dapo", "grpo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "ppo")
 QUESTIONS, ROLLOUTS, MINI_BATCHES = 8, 6, 2
 EVAL_STEPS, EVAL_QUESTIONS = 2, 120
 RATES = {"masked": 2e-3, "rollout": 4e-3}
@@ -59,7 +59,7 @@ class Spec:
         return f"{self.algorithm}-{self.mode}-{self.schedule}-seed{self.seed}-steps{self.steps}"
 
 
-def prepare(out: Path) -> None:
+def prepare(out: Path, num_questions: int = EVAL_QUESTIONS) -> None:
     """Write the demo mailbox and a question file in which questions of the test worlds stand as `val`."""
     from emailrl.questions.load import questions_file, read_questions, write_demo, write_scenarios
     from emailrl.settings import DataSettings, StoreSettings
@@ -70,7 +70,7 @@ def prepare(out: Path) -> None:
     questions = read_questions(questions_file(out / "demo.db"), DataSettings())
     train, test = (
         questions.of(split, limit=limit, seed=DEMO_SEED).scenarios
-        for split, limit in (("train", None), ("test", EVAL_QUESTIONS))
+        for split, limit in (("train", None), ("test", num_questions))
     )
     write_scenarios(out / "questions.jsonl", [*train, *(replace(one, split="val") for one in test)])
 
@@ -105,14 +105,16 @@ def train_one(spec: Spec, out: Path) -> dict[str, Any]:
     return {"label": spec.label, "mode": spec.mode, "curve": curve, "rollouts": rollouts}
 
 
-def collect(specs: Sequence[Spec], out: Path, jobs: int) -> list[dict[str, Any]]:
+def collect(
+    specs: Sequence[Any], out: Path, jobs: int, train: Callable[[Any, Path], dict[str, Any]] = train_one
+) -> list[dict[str, Any]]:
     """The records of the runs that ended, now or before; ``jobs`` 0 runs nothing. A failure is told on stderr."""
     from emailrl.base.disk import replace_bytes
 
     records = {spec: out / f"{spec.name}.json" for spec in specs}
     todo = [spec for spec in specs if jobs and not records[spec].exists()]
     with ProcessPoolExecutor(max(jobs, 1), mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(train_one, spec, out): spec for spec in todo}
+        futures = {pool.submit(train, spec, out): spec for spec in todo}
         for future in as_completed(futures):
             spec = futures[future]
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,3 +113,24 @@ def test_results_go_to_stdout(emailrl, home: Path, monkeypatch, command: str) ->
     code, out, said = emailrl(*command.replace("--out sft", "--out sft-json").split(), "--json")
     assert code == 0 and out.count("\n") == 1, (out, said)
     json.loads(out)
+
+
+SMALL = "--model nano --db demo.db --eval-size 2 --max-turns 1 --max-tokens 8 --wandb disabled --out recipe"
+
+
+def test_a_run_says_which_recipe_it_follows(emailrl, home: Path, monkeypatch) -> None:
+    monkeypatch.chdir(home)
+    bare, note = f"train {SMALL} --batch-size 1 --num-generations 2 --max-steps 1", "Note: these are the defaults"
+    code, _, said = emailrl(*bare.split())
+    assert code == 0 and f"{note}; --preset recommended sets TEMPERATURE=1.0, LEARNING_RATE=auto," in said
+    assert note not in emailrl(*bare.split(), "--learning-rate", "1e-4")[2]
+    monkeypatch.setenv("MAX_REFILL_ROUNDS", "1")
+    for words, changes in (bare, []), (f"{bare} --max-steps 2 --resume latest", ["max_steps 1 -> 2"]):
+        code, _, said = emailrl(*words.split(), "--preset", "recommended")
+        assert code == 0 and note not in said
+        assert re.findall("changed since the checkpoint: (.*)", said) == changes
+    log = (home / "recipe_masked-3/training.log").read_text(encoding="utf-8")
+    assert log.count("LEARNING_RATE=auto is 0.002: measured with nano") == 1
+    for kind in ("final", "best_model"):
+        metadata = json.loads((home / f"recipe_masked-3/{kind}/metadata.json").read_text(encoding="utf-8"))
+        assert metadata["settings"]["training"]["learning_rate"] == 0.002

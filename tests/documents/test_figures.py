@@ -24,7 +24,7 @@ ROWS = re.findall(
 
 def test_the_stages_are_those_of_the_presets() -> None:
     stages = re.findall(r"`--preset (\w+)` \| ([\d,]+), (\d+) .*\| (?:(\d+) )?steps? \|", ONE_GPU)
-    assert [stage[0] for stage in stages] == ["quick", "small", "medium", "full"]
+    assert [stage[0] for stage in stages] == ["quick", "small", "medium", "recommended"]
     for name, *shown in stages:
         keys = ("train_dataset_size", "eval_dataset_size", "eval_steps")
         values = [PRESETS[name].get(key, by_name()[key].default) for key in keys]
@@ -37,7 +37,8 @@ def test_planned_figures(row: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "emailrl.toml").write_text(ONE_GPU_SETTINGS, encoding="utf-8")
     environ = dict([setting.split("=")]) if setting else {}
     planned = make_plan(
-        load_settings({"model_name": f"Qwen/Qwen3-{size}"}, cwd=tmp_path, environ=environ), find_device(gpu)
+        load_settings({"model_name": f"Qwen/Qwen3-{size}"}, "recommended", cwd=tmp_path, environ=environ),
+        find_device(gpu),
     )
     assert planned.fits
     use, hours = planned.use, planned.run_seconds / 3600

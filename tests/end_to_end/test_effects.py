@@ -64,6 +64,7 @@ UPDATES: dict[str, tuple[dict[str, Any], Any]] = {
     "kl_estimator": ({"beta": 0.1}, "k1"),
     "clip_low": (ROUGH, 0.0),
     "clip_high": (ROUGH, 0.0),
+    "surrogate": (ROUGH, "cispo"),
     "dual_clip": (ROUGH, 1.001),
     "value_clip": (PPO | {"update_epochs": 3, "critic_learning_rate": 0.1}, 1e-4),
     "lora_alpha": ({}, 64),

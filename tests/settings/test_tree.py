@@ -13,7 +13,7 @@ from settings.conftest import Load
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import run_root
-from emailrl.settings import PRESETS, Settings, load_settings
+from emailrl.settings import PRESETS, Settings, beyond_defaults, load_settings
 from emailrl.settings.names import by_name, leaves, nearest
 from emailrl.training.algorithms import num_epochs, questions_per_step
 
@@ -83,7 +83,15 @@ def test_nearest() -> None:
 @pytest.mark.parametrize(
     ("preset", "epochs"),
     # guide and quick make the epochs they name; the default's and paper's steps are the seeds'.
-    [("quick", 2.0), ("guide", 4.0), ("full", 200 / 750), ("paper", 200 / 375), ("small", 8.0), ("medium", 0.8)],
+    [
+        ("quick", 2.0),
+        ("guide", 4.0),
+        ("full", 200 / 750),
+        ("paper", 200 / 375),
+        ("small", 8.0),
+        ("medium", 0.8),
+        ("recommended", 200 / 375),
+    ],
 )
 def test_presets_set_what_they_say_and_repeat_their_questions(load: Load, preset: str, epochs: float) -> None:
     training, questions = load(None, preset).training, load(None, preset).data.train_dataset_size
@@ -96,4 +104,28 @@ def test_presets_set_what_they_say_and_repeat_their_questions(load: Load, preset
 
 def test_an_unknown_preset_names_the_nearest(refused: Callable[..., str]) -> None:
     line = refused(None, "qick")
-    assert line == "Unknown preset 'qick'. Did you mean quick? Presets: quick, small, medium, full, paper, guide."
+    assert (
+        line
+        == "Unknown preset 'qick'. Did you mean quick? Presets: recommended, quick, small, medium, full, paper, guide."
+    )
+
+
+def test_a_preset_gives_way_to_another_algorithm_and_to_no_refills(load: Load) -> None:
+    def clip_and_filter(**environ: str) -> tuple[float | None, str | None]:
+        wanted = load(None, "recommended", **environ).algorithm
+        return wanted.clip_high, wanted.filter_on
+
+    assert clip_and_filter() == clip_and_filter(EMAILRL_ALGORITHM="grpo") == (0.28, "spread")
+    assert clip_and_filter(EMAILRL_ALGORITHM="gspo") == (None, "spread")
+    assert clip_and_filter(EMAILRL_ALGORITHM="gspo", CLIP_HIGH="0.1") == (0.1, "spread")
+    assert clip_and_filter(DYNAMIC_FILTERING="false") == (0.28, None)
+
+
+def test_a_rate_is_a_number_or_auto(load: Load, refused: Callable[..., str]) -> None:
+    assert load(None, LEARNING_RATE="2e-5").training.learning_rate == 2e-5
+    assert load({"learning_rate": "auto"}).training.learning_rate == "auto"
+    assert "Did you mean auto?" in (line := refused(None, LEARNING_RATE="aut")) and "more to fix" not in line
+    assert "1 more to fix" in refused(None, LEARNING_RATE="2", MAX_STEPS="none")
+    assert "LEARNING_RATE" not in beyond_defaults(load({"learning_rate": 1e-5}))
+    assert beyond_defaults(load(None, "recommended")) == ""
+    assert "TEMPERATURE=1.0, LEARNING_RATE=auto," in beyond_defaults(load())

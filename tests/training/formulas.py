@@ -60,6 +60,11 @@ def token_loss(ratio: float, advantage: float, low: float, high: float, dual: fl
     return -surrogate
 
 
+def cispo_loss(weight: float, advantage: float, logprob: float) -> float:
+    """2506.13585 equation 4: REINFORCE with the clipped ratio, a constant, as its weight."""
+    return -weight * advantage * logprob
+
+
 def is_idle(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> bool:
     """Whether the ratio moves nothing: the token counts as clipped."""
     nudged = [token_loss(ratio * (1 + step), advantage, low, high, dual) for step in (-1e-9, 1e-9)]

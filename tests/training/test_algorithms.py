@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from emailrl.base.errors import UsageError
-from emailrl.settings import Settings
+from emailrl.model.resolve import NANO_DIR
+from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import by_name
 from emailrl.settings.needs import NEEDS, needs_of
 from emailrl.training.advantages import ESTIMATORS
-from emailrl.training.algorithms import ALGORITHMS, Algorithm, advice, needs_old_logprobs, resolve
+from emailrl.training.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    advice,
+    auto_rate,
+    needs_old_logprobs,
+    resolve,
+    with_rate,
+)
 
 
 def resolved(name: str = "grpo", training: Mapping[str, Any] = MappingProxyType({}), **overrides: Any) -> Algorithm:
@@ -47,12 +58,13 @@ def test_unknown_name() -> None:
 def test_every_field_can_be_overridden() -> None:
     algorithm = resolved(
         "grpo", advantage_estimator="rloo", whiten_advantages=True, ratio_level="token", clip_low=0.1, clip_high=0.3,
-        dual_clip=3.0, loss_aggregation="constant", kl_in="reward", kl_estimator="k1", dynamic_filtering=True,
+        surrogate="cispo", loss_aggregation="constant", kl_in="reward", kl_estimator="k1", dynamic_filtering=True,
     )  # fmt: skip
     assert algorithm == Algorithm(
-        "grpo", "rloo", whiten=True, clip_low=0.1, clip_high=0.3, dual_clip=3.0, aggregation="constant",
+        "grpo", "rloo", whiten=True, clip_low=0.1, clip_high=0.3, surrogate="cispo", aggregation="constant",
         kl_in="reward", kl_estimator="k1", dynamic_filtering=True,
     )  # fmt: skip
+    assert resolved("grpo", dual_clip=3.0).dual_clip == 3.0
     assert ALGORITHMS["grpo"].clip_low == 0.2 and resolved("dapo", clip_low=0.0).clip_low == 0.0
     assert resolved("gspo", ratio_level="token").ratio_level == "token"
     assert resolved("reinforce_pp", whiten_advantages=False).whiten is False
@@ -84,6 +96,8 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("grpo", {"filter_low": 0.4}, ("FILTER_LOW=0.4 has no effect",)),
     ("dapo", {"dynamic_filtering": False, "max_refill_rounds": 3}, ("MAX_REFILL_ROUNDS=3 has no effect",)),
     ("grpo", {"overlong_penalty": 0.5}, ("OVERLONG_PENALTY=0.5 has no effect",)),
+    ("cispo", {"dual_clip": 3.0}, ("DUAL_CLIP=3 has no effect: it needs EMAILRL_SURROGATE=ppo",)),
+    ("dapo", {"filter_on": "spread", "filter_low": 0.4}, ("FILTER_LOW=0.4 has no effect: it needs FILTER_ON=",)),
     ("dapo", {"overlong_penalty": 0.5, "overlong_buffer": 0}, ("has no effect: it needs OVERLONG_BUFFER",)),
 ]
 
@@ -162,9 +176,31 @@ def test_the_sampler_is_corrected_for_where_it_is_vllm(engine: str, given: str |
     assert resolve(settings).importance_correction == expected
 
 
+def test_the_rate_of_a_model(tmp_path: Path) -> None:
+    """3e-4 · (2000 / hidden)^p / (2000 / 576)^0.781, with p 0.0775 for Qwen, 0.781 for Llama, else the lower rate."""
+    rates = {
+        ("llama", 576): 3e-4, ("llama", 4096): 6.5e-5, ("qwen3", 5120): 1.1e-4, ("qwen2", 1024): 1.2e-4,
+        ("gemma3", 1152): 1.2e-4, ("mistral", 4096): 6.5e-5,
+    }  # fmt: skip
+    assert {key: auto_rate(*key) for key in rates} == rates
+    config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name, rate, why in (
+        ("nano", 2e-3, "measured with nano"), (str(NANO_DIR), 2e-3, "measured"), ("smol", 3e-4, "measured with smol"),
+        (str(tmp_path), 6.5e-5, "by hidden size 4096 of llama"),
+    ):  # fmt: skip
+        training = {"learning_rate": "auto"}
+        settings, [note] = with_rate(Settings.model_validate({"model": {"name": name}, "training": training}))
+        assert settings.training.peak_rate == rate and why in note
+        assert with_rate(settings) == (settings, [])
+    with pytest.raises(ValueError, match="LEARNING_RATE=auto"):
+        _ = TrainingSettings(learning_rate="auto").peak_rate
+
+
 IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("grpo", {"algorithm": {"clip_low": 0.1}}, "CLIP_LOW has no effect"),
     ("ppo", {"algorithm": {"value_clip": 0.1}}, "VALUE_CLIP has no effect"),
+    ("cispo", {}, "EMAILRL_SURROGATE=cispo has the gradient of ppo without"),
     ("gspo", {}, "--algorithm gspo differs from grpo only in its aggregation"),
     ("grpo", {"algorithm": {"kl_horizon": 99}}, "KL_HORIZON has no effect: it needs KL_TARGET"),
     ("grpo", {"training": {"min_lr_ratio": 0.1}}, "MIN_LR_RATIO has no effect: it needs LR_SCHEDULER="),

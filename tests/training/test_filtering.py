@@ -108,6 +108,7 @@ def test_the_mean_reward_is_that_of_the_members_that_did_not_raise() -> None:
         ({}, True, Filter(2, 0.05, (0.0, 1.0), "accuracy", 10)),
         ({}, False, Filter(2, 0.05, (0.0, 1.0), "reward", 10)),
         ({"filter_on": "accuracy"}, False, Filter(2, 0.05, (0.0, 1.0), "accuracy", 10)),
+        ({"filter_on": "spread"}, True, Filter(2, 0.05, max_refill_rounds=10)),
         (
             {"filter_on": "reward", "filter_low": -1, "filter_high": 0.5, "max_refill_rounds": 3, "min_group_std": 0},
             True,

@@ -136,6 +136,30 @@ def test_policy_loss(aggregation: Any, level: Any, dual: float | None, weighted:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_cispo(aggregation: Any, level: Any, seed: int) -> None:
+    draw, length, low, high = Draw(seed), 7.5, 0.2, 0.4
+    old, advantages = draw.rows(-4, 0), draw.rows(-2, 2)
+    logprobs = draw.near(old, 1.0)
+    found = [formulas.ratios(now, before, level) if now else [] for now, before in draw.kept(logprobs, old)]
+    weights = draw.spread([[formulas.clip(each, 1 - low, 1 + high) for each in row] for row in found])
+
+    def expected(of: Rows) -> float:
+        rows = [list(map(formulas.cispo_loss, *each)) for each in draw.kept(weights, advantages, of)]
+        return formulas.combined(rows, aggregation, length)
+
+    at = tensor(logprobs).requires_grad_()
+    loss, _ = losses.policy_loss(
+        at, tensor(old), tensor(advantages), torch.tensor(draw.mask), clip_low=low, clip_high=high,
+        surrogate="cispo", ratio_level=level, aggregation=aggregation, constant_length=length,
+    )  # fmt: skip
+    equal(loss, expected(logprobs))
+    (gradient,) = torch.autograd.grad(loss, at)
+    equal(gradient, differences(expected, logprobs, draw.mask), 1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
 def test_rows_apart_with_the_whole_count_add_up_to_the_whole(aggregation: Any, seed: int) -> None:
     draw = Draw(seed)
     numbers, length = draw.rows(-2, 2), 7.5

@@ -41,6 +41,13 @@ NAN, INF = math.nan, math.inf
         (5.0, 1.0, {"dual_clip": 3.0}, -1.2, 0.0),
         (1.5, 1.0, {"weights": tensor([[0.5]])}, -0.6, 0.0),
         (0.5, 1.0, {"weights": tensor([[0.5]])}, -0.25, -0.25),
+        # -w A (ln r - 1), with the slope -w A: ln 1.5 = 0.405465, ln 0.5 = -0.693147, ln 8 = 2.079442
+        (1.5, 1.0, {"surrogate": "cispo"}, 0.713442, -1.2),
+        (0.5, 1.0, {"surrogate": "cispo"}, 1.354518, -0.8),
+        (1.1, -2.0, {"surrogate": "cispo"}, -1.990318, 2.2),
+        (0.5, -1.0, {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0}, -0.846574, 0.5),
+        (8.0, -1.0, {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0}, 5.397208, 5.0),
+        (1.5, 1.0, {"surrogate": "cispo", "weights": tensor([[0.5]])}, 0.356721, -0.6),
     ],
 )
 def test_one_token(ratio: float, advantage: float, options: dict[str, Any], loss: float, gradient: float) -> None:
@@ -48,6 +55,20 @@ def test_one_token(ratio: float, advantage: float, options: dict[str, Any], loss
     found, _ = policy_loss(logprobs, tensor([[-1.0]]), tensor([[advantage]]), torch.ones(1, 1), **options)
     (slope,) = torch.autograd.grad(found, logprobs)
     assert (found.item(), slope.item()) == pytest.approx((loss, gradient), abs=1e-5)
+
+
+def test_cispo_over_tokens() -> None:
+    # Ratios 2, 1/4 and 1 with weights 2, 0.5 (bounded below) and 1: (2 · 1 · 1 + 0.5 · -3 · 2 + 1 · 1 · 3) / 3.
+    logprobs = tensor([[-1.0, NAN, -2.0], [-3.0, INF, 7.0]], requires_grad=True)
+    old = tensor([[-1.0 - math.log(2), 0.0, -2.0 + math.log(4)], [-3.0, NAN, 0.0]])
+    loss, metrics = policy_loss(
+        logprobs, old, tensor([[1.0, NAN, -3.0], [1.0, 5.0, 5.0]]), tensor([[1, 0, 1], [1, 0, 0]]),
+        surrogate="cispo", clip_low=0.5, clip_high=4.0,
+    )  # fmt: skip
+    loss.backward()
+    assert loss.item() == pytest.approx(2 / 3, abs=1e-6) and metrics["clip_fraction"] == pytest.approx(1 / 3)
+    expected = tensor([[-2 / 3, 0.0, 0.5], [-1 / 3, 0.0, 0.0]])
+    torch.testing.assert_close(logprobs.grad, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
