@@ -11,6 +11,7 @@ from pathlib import Path
 from emailrl.agent.play import Collector, Play, Score
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
+from emailrl.base.http import Bill
 from emailrl.base.plain import counted
 from emailrl.checkpoints import Checkpoint
 from emailrl.engines import check_engine
@@ -33,6 +34,8 @@ from emailrl.training.run import TrainingRun, check_unfinished
 from emailrl.training.state import Rollouts, RunState, make_filter
 from emailrl.training.update import Updater
 
+NOT_EVALUATED = "no validation question has an answer: nothing is evaluated, and the result is final"
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -46,6 +49,7 @@ class Prepared:
     """Other validation questions, unused for selection: they measure the best model without selection bias."""
     notes: list[str]
     scores: dict[team.Role, Score]
+    bill: Bill
     total_steps: int
     epochs: int | None  # Passes over the questions that end the run; None if only ``total_steps`` does
 
@@ -128,7 +132,7 @@ def _assembled(
         for role, score in ready.scores.items()
     }
     mode, algorithm = algorithms.MODES[origin.mode], algorithms.resolve(own)
-    wanted = make_filter(algorithm, own.algorithm, answers=mode.reward is None)
+    wanted = make_filter(algorithm, own.algorithm, answers=mode.reward is None and not own.rewards.compares)
     per_step, train = algorithms.questions_per_step(own.training, ranks.world), collectors["train"]
     run = TrainingRun(
         settings=own,
@@ -144,6 +148,7 @@ def _assembled(
         algorithm=algorithm,
         val=ready.val,
         confirm=ready.confirm,
+        bill=ready.bill,
         engine=sampler,
         evaluator=collectors["eval"],
         rollouts=Rollouts(own.training, ready.train, directory, wanted, train, ready.epochs, per_step),
@@ -178,23 +183,29 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     start, algorithm = find_start(settings, checkpoint), algorithms.resolve(settings)
     settings, training, data = start.settings, start.settings.training, start.settings.data
     # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
-    rewards = settings.rewards, settings.reward_weights, settings.agent
-    scorer = build_scorer(*rewards, reward=mode.reward)
+    own, bill = settings.rewards, Bill(settings.rewards.max_cost, "Use --resume latest: the limit begins anew with it.")
+    rewards = own, settings.reward_weights, settings.agent
+    scorer = build_scorer(*rewards, reward=mode.reward, bill=bill)
     wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
     buffer = wanted.overlong_buffer
     if buffer is None:
         buffer = round(algorithm.overlong_share * max_tokens)
     penalized = OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
-    scores: dict[team.Role, Score] = {"train": penalized.score, "eval": build_scorer(*rewards).score}
+    measured = build_scorer(*rewards, reward=own.measure, bill=bill)
+    scores: dict[team.Role, Score] = {"train": penalized.score, "eval": measured.score}
     db, num_val = settings.store.db, data.eval_dataset_size
     database = database_fingerprint(db)
-    questions = read_questions(None, data)
+    questions = read_questions(None, data, unanswered=own.compares)
     train = questions.of("train", limit=data.train_dataset_size, seed=training.seed)
-    val = questions.of("val", limit=2 * num_val, seed=training.seed)
-    chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
+    val = questions.of("val", limit=len(questions.scenarios), seed=training.seed)
+    answered = [scenario for scenario in val.scenarios if scenario.answer]
+    chosen, confirm = answered[:num_val], answered[num_val : 2 * num_val]
     notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
     notes += [*start.notes, *algorithms.advice(settings)]
+    if own.compares:
+        basis = f"accuracy on {counted(len(chosen), 'validation question')} with answers selects best_model"
+        notes.append(f"{own.judge_model} scores each group (RULER); {basis if chosen else NOT_EVALUATED}")
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
         notes += check_agrees(checkpoint, settings, mode.name, **asked)
@@ -209,7 +220,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     reference = checkpoint.reference if checkpoint else None
     origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference)
-    return Prepared(start, origin, train.scenarios, chosen, confirm, notes, scores, total, epochs)
+    return Prepared(start, origin, train.scenarios, chosen, confirm, notes, scores, bill, total, epochs)
 
 
 def header(
