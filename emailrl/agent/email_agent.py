@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
+from emailrl.base.http import Bill
 from emailrl.records.trajectory import Scenario, StopReason, Trajectory
 from emailrl.settings import PlayingSettings, load_settings
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from emailrl.engines import PolicyEngine
     from emailrl.mail import Email
     from emailrl.model.policy import Policy
+
+
+GO_ON = "Ask again in a new session, or with a higher limit."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class EmailAgent:
             if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
                 raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
             self.settings = settings.with_model(model)
-            self._engine: Engine = OpenAIEngine(self.settings, schemas)
+            self._engine: Engine = OpenAIEngine(self.settings, schemas, Bill(settings.rewards.max_cost, GO_ON))
             return
         self.settings, policy, self._engine = _opened(model, tokenizer, settings)
         self._renderer = ChatRenderer(policy.tokenizer, schemas)

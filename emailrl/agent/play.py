@@ -349,7 +349,7 @@ class Collector:
         order. ``temperature`` None means that of training rollouts. A trajectory's samples depend only on seed, step,
         label, scenario and its number in the group. An exception in one trajectory is recorded in it; ``progress`` is
         called with each one as it ends, before scoring. Trajectories already ``played``, by id, are reused, and scored
-        if they have no reward. Raises TokenDriftError if the token audit fails."""
+        with their group if one of it has no reward. Raises TokenDriftError if the token audit fails."""
         agent, played, times, groups = self.agent, played or {}, Counter[str](), list[TrajectoryGroup]()
         for scenario in scenarios:
             times[scenario.id] += 1
@@ -367,6 +367,6 @@ class Collector:
         ended = {each.id: each for each in self.play(fresh, sampling, seed, progress)}
         for group in groups:
             group.trajectories = [ended.get(each.id, each) for each in group.trajectories]
-        everything = [trajectory for group in groups for trajectory in group.trajectories]
-        self.score([trajectory for trajectory in everything if not trajectory.reward_terms])
+        unscored = (group.trajectories for group in groups if not all(each.reward_terms for each in group.trajectories))
+        self.score([trajectory for trajectories in unscored for trajectory in trajectories])
         return groups

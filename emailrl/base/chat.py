@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from emailrl.base.credentials import split_credentials, without_credentials
 from emailrl.base.errors import UsageError
-from emailrl.base.http import Failed, IncompleteReply, WholeReplies, pause_asked_for, retried
+from emailrl.base.http import Bill, Failed, IncompleteReply, WholeReplies, pause_asked_for, retried
 
 T = TypeVar("T")
 MAX_COUNT = 10**9  # token counts and prices this large are invalid, and would overflow sums
@@ -33,9 +33,30 @@ class _Client(WholeReplies, openai.DefaultAsyncHttpxClient):
     """The types are those of httpx or of httpx2, as the version of openai has it."""
 
 
-def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> openai.AsyncOpenAI:
+Prices = tuple[float | None, float | None]
+"""US dollars per million prompt and completion tokens; None: unknown."""
+
+
+class ChatClient(openai.AsyncOpenAI):
+    """A client whose replies are added to a bill."""
+
+    def __init__(self, bill: Bill, prices: Prices, **options: Any) -> None:
+        super().__init__(**options)
+        self.bill, self.prices = bill, prices
+
+
+def connect(
+    base_url: str,
+    key: str,
+    *,
+    timeout: float,
+    retries: int = 0,
+    bill: Bill | None = None,
+    prices: Prices = (None, None),
+) -> ChatClient:
     """A client of the chat server at ``base_url`` for one event loop; ``timeout`` in seconds for each whole reply.
-    ``retries`` are its own, after 408, 409, 429, 5xx and lost connections. UsageError for an invalid URL."""
+    ``retries`` are its own, after 408, 409, 429, 5xx and lost connections. ``bill`` gets what replies cost by
+    ``prices``, else as the server reports it. UsageError for an invalid URL."""
     address, credentials = split_credentials(base_url)  # httpx logs request URLs
     try:
         httpx.URL(address)
@@ -46,7 +67,8 @@ def connect(base_url: str, key: str, *, timeout: float, retries: int = 0) -> ope
         follow_redirects=False, timeout=timeout, auth=credentials, event_hooks={"request": [_drop_what_is_not_ours]}
     )
     key = key or "none"  # the client requires one; local servers accept any
-    return openai.AsyncOpenAI(
+    return ChatClient(
+        bill or Bill(), prices,
         api_key=key, base_url=address, timeout=timeout, max_retries=retries, http_client=http_client,
         default_headers={"Authorization": f"Bearer {key}"},
     )  # fmt: skip
@@ -59,14 +81,22 @@ async def _drop_what_is_not_ours(request: Any) -> None:
             del request.headers[name]
 
 
-async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
-    """Request a chat completion; raises openai.APIError, or ValueError for any invalid reply."""
-    # Raw, since the client does not validate the server's reply.
-    content = (await client.chat.completions.with_raw_response.create(**body)).content
+async def complete(client: ChatClient, **body: Any) -> ChatReply:
+    """Request a chat completion; raises openai.APIError, ValueError for any invalid reply, or CostReached."""
+    with client.bill.request():
+        # Raw, since the client does not validate the server's reply.
+        read = _read((await client.chat.completions.with_raw_response.create(**body)).content)
+        client.bill.pay(read.cost_at(client.prices), str(client.base_url))
+    if not read.choices:
+        raise ValueError(f"no choices{f': {read.error}' if read.error else ''}")
+    return read
+
+
+def _read(content: bytes) -> ChatReply:
     if not content.strip():
         raise ValueError("it is empty")
     try:
-        read = ChatReply.model_validate(json.loads(content))
+        return ChatReply.model_validate(json.loads(content))
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise ValueError(f"it is not JSON, but {content[:QUOTED].decode(errors='replace')!r}") from None
     except ValidationError as error:
@@ -74,13 +104,10 @@ async def complete(client: openai.AsyncOpenAI, **body: Any) -> ChatReply:
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {first['msg']}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not read.choices:
-        raise ValueError(f"no choices{f': {read.error}' if read.error else ''}")
-    return read
 
 
 async def ask(
-    client: openai.AsyncOpenAI,
+    client: ChatClient,
     read: Callable[[ChatReply], T],
     *,
     retries: int,
@@ -214,9 +241,11 @@ class ChatReply(BaseModel):
         value = self._used(name)
         return value if isinstance(value, int) else None
 
-    @property
-    def cost(self) -> float | None:
-        """US dollars, if the server reports them."""
+    def cost_at(self, prices: Prices = (None, None)) -> float | None:
+        """US dollars, by the prices if there are any and tokens to pay for, else as the server reports them."""
+        tokens = self.count("prompt_tokens") or 0, self.count("completion_tokens") or 0
+        if prices != (None, None) and any(tokens):
+            return sum(number * (price or 0.0) for number, price in zip(tokens, prices, strict=True)) / 1e6
         value = self._used("cost")
         return None if value is None else float(value)
 

@@ -1,4 +1,4 @@
-"""Servers of others: where mail goes, what text may be sent, bounded replies, and which failures to retry.
+"""Servers of others: where mail goes, what they cost, what may be sent, bounded replies, which failures to retry.
 
 A server may send a byte at a time without end, and an ordinary client's timeout restarts with every byte. Only an event
 loop can set one deadline up to the last byte, so requests are asynchronous, and ``wait_for`` runs them for others.
@@ -11,7 +11,8 @@ import ipaddress
 import itertools
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from threading import Lock, Thread
 from typing import Any, ClassVar, Final, TypeVar
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from emailrl.base import plain
+from emailrl.base.errors import EmailRLError
 
 MAX_REPLY_BYTES: Final = 8 << 20  # much more than the longest completion, reasoning included
 LONGEST_WAIT: Final = 60.0  # seconds; waits double from one second up to this, even if the server asks for more
@@ -46,6 +48,53 @@ def is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+class CostReached(EmailRLError):
+    """The next request might cost more than MAX_COST leaves."""
+
+    code = "max-cost"
+
+
+class Bill:
+    """The US dollars that a command has spent on servers, at most ``limit`` (None: any number). ``go_on`` tells the
+    user how to continue once it is reached. Thread-safe."""
+
+    def __init__(self, limit: float | None = None, go_on: str = "") -> None:
+        self.limit, self.spent = limit, 0.0
+        self._go_on, self._num_paid, self._in_flight = go_on, 0, 0.0
+        self._told, self._is_closed, self._lock = set[str](), False, Lock()
+
+    @contextmanager
+    def request(self, estimate: float = 0.0) -> Iterator[None]:
+        """For the time of a request, set aside what it may cost: the ``estimate``, or the average so far if that is
+        more. Raises CostReached if the limit does not leave that, and from then on."""
+        with self._lock:
+            expected = max(estimate, self.spent / max(self._num_paid, 1))
+            if self.limit is not None and self.spent + self._in_flight + expected > self.limit:
+                self._is_closed = True
+            if self._is_closed:
+                paid = plain.counted(self._num_paid, "request")
+                raise CostReached(f"--max-cost {self.limit:g} was reached: {paid} cost ${self.spent:.4g}.", self._go_on)
+            self._in_flight += expected
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= expected
+
+    def pay(self, cost: float | None, url: str) -> None:
+        """Add a reply's cost. None: the server at ``url`` reports none; unless it is on this machine, where it is free,
+        that is said once, as the limit cannot hold."""
+        host = urlsplit(url).hostname or ""
+        with self._lock:
+            self.spent += cost or 0.0
+            self._num_paid += 1
+            unknown = self.limit is not None and cost is None and not is_this_machine(host) and host not in self._told
+            if unknown:
+                self._told.add(host)
+        if unknown:
+            plain.tell(f"warning: {host} does not report what a reply costs: --max-cost cannot bound it")
 
 
 _TAGS = (

@@ -37,6 +37,7 @@ from typer import Argument, Option
 from emailrl.agent import StepResult
 from emailrl.agent.email_agent import Answer, EmailAgent
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import CostReached
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.base.process import INTERRUPTED
 from emailrl.cli.inputs import note_adapters, note_runs_without_best
@@ -60,7 +61,7 @@ _WHY: Final = {
 }
 
 
-@setting_options("model_name engine db")
+@setting_options("model_name engine db max_cost")
 def ask(
     *,
     words: Annotated[
@@ -143,6 +144,8 @@ def _converse(agent: EmailAgent, inbox: str, date: str | None) -> None:
             _ask(agent, inbox, date, _checked(question), results)
         except KeyboardInterrupt:
             say("interrupted")
+        except CostReached:
+            raise
         except EmailRLError as error:
             say(f"error: {error}")
 

@@ -68,7 +68,7 @@ FAILURES = {  # verdicts to look at, the most telling first, and how the suggest
 
 @setting_options(
     "engine environment reward test_set_size bench_sequential bench_samples eval_temperature",
-    "questions db allow_shared_inbox verbose show_trajectory_details",
+    "questions db allow_shared_inbox max_cost verbose show_trajectory_details",
     verbose="Print a line per rollout.",
 )
 def benchmark(
@@ -94,6 +94,8 @@ def benchmark(
     from emailrl.questions.load import coverage_notes, read_questions
 
     settings = load_settings(overrides, trust=trust)
+    compares, measure = settings.rewards.compares, {"reward": settings.rewards.measure}
+    settings = settings.model_copy(update={"rewards": settings.rewards.model_copy(update=measure)})
     check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
     settings = with_inputs(settings)
     check_player(settings)
@@ -102,8 +104,11 @@ def benchmark(
     subjects = choose_subjects(checkpoint or [], model or [], settings)
     subjects = with_attacked(subjects) if attack else subjects
     data, seed = settings.data, settings.training.seed
-    chosen = read_questions(None, data).of("test", limit=data.test_set_size, seed=seed)
+    every = read_questions(None, data, unanswered=compares).answered()
+    chosen = every.of("test", limit=data.test_set_size, seed=seed)
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
+    if compares:
+        notes.append("RULER only compares rollouts of one question: the reward here is simple, 1 for a right answer")
     if not settings.is_chat:
         say_loading(settings, *(subject.model_name for subject in subjects))
     folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)

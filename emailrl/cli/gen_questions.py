@@ -49,7 +49,10 @@ if TYPE_CHECKING:
 ASK_ABOVE = 1.0  # dollars above which a run needs confirmation, as it does if the price is unknown
 
 
-@setting_options("db seed allow_shared_inbox generator_model generator_base_url")
+@setting_options(
+    "db seed allow_shared_inbox generator_model generator_base_url max_cost",
+    max_cost="llm: maximum cost in US dollars.",
+)
 def gen_questions(
     *,
     out: Annotated[Path | None, path_option(help="Output JSONL file. Default: next to the database.")] = None,
@@ -65,7 +68,6 @@ def gen_questions(
     limit: Annotated[int | None, Option(min=1, help="Maximum number of questions.")] = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[bool, Option("--dry-run", help="llm: estimate tokens and cost; send nothing.")] = False,
-    max_cost: Annotated[float | None, Option(min=0, help="llm: maximum cost in US dollars.")] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="llm: skip the cost confirmation.")] = False,
     trust: Trust = False,
     json: Json = False,
@@ -75,8 +77,8 @@ def gen_questions(
     from emailrl.questions.load import questions_file, write_scenarios
     from emailrl.questions.splits import FEW, split_notes
 
-    asks = (overrides["generator_model"], overrides["generator_base_url"], dry_run, yes, max_cost is not None)
-    if generator == "template" and any(asks):
+    asks = (overrides[name] for name in ("generator_model", "generator_base_url", "max_cost"))
+    if generator == "template" and (dry_run or yes or any(asks)):
         raise UsageError("The template generator uses no model.", "Add --generator llm, or drop those options.")
     settings = load_settings(overrides, trust=trust, builds_db=True)
     db, shares = settings.store.db, bool(settings.data.allow_shared_inbox)
@@ -97,7 +99,7 @@ def gen_questions(
     if generator == "template":
         scenarios = _by_template(settings, kinds, chosen, limit)
     else:
-        scenarios, more = _by_llm(settings, chosen, limit, max_cost, is_confirmed=yes)
+        scenarios, more = _by_llm(settings, chosen, limit, is_confirmed=yes)
     if shares and len(chosen) < len(FEW):
         scenarios = [replace(scenario, shares_inbox=True) for scenario in scenarios]
     write_scenarios(target, scenarios)
@@ -171,7 +173,7 @@ def _plan(
 
 
 def _by_llm(
-    settings: Settings, inboxes: list[str], limit: int | None, max_cost: float | None, *, is_confirmed: bool
+    settings: Settings, inboxes: list[str], limit: int | None, *, is_confirmed: bool
 ) -> tuple[list[Scenario], dict[str, Any]]:
     """The questions, and facts about their generation for ``--json``."""
     from emailrl.cli.live import Tally
@@ -179,6 +181,7 @@ def _by_llm(
 
     console, generation, rewards = progress_console(), settings.generation, settings.rewards
     plan, estimate = _plan(settings, inboxes, limit, console)
+    max_cost = rewards.max_cost
     writer = QuestionWriter(
         generation, openrouter_api_key=rewards.openrouter_api_key, timeout=rewards.litellm_timeout, max_cost=max_cost
     )

@@ -48,7 +48,7 @@ CONDITIONS = ".conditions.json"  # replaces .jsonl in the name of the file that 
 
 
 @setting_options(
-    "model_name engine reward environment questions db temperature seed verbose show_trajectory_details",
+    "model_name engine reward environment questions db temperature seed max_cost verbose show_trajectory_details",
     verbose="Print a line per rollout.",
 )
 def rollout(
@@ -72,6 +72,10 @@ def rollout(
 
     settings = with_inputs(load_settings(overrides, trust=trust))
     check_player(settings)
+    compares = settings.rewards.compares
+    if compares and num_generations == 1:
+        problem = "--reward ruler compares the rollouts of one question: --num-generations 1 leaves nothing to compare."
+        raise UsageError(problem, "Use 2 or more, or another --reward.")
     model = overrides["model_name"]  # with a checkpoint, it must not contradict the checkpoint's own base model
     checkpoints = [checkpoint] if checkpoint else []
     [subject] = choose_subjects(checkpoints, [model] if model and not checkpoint else [], settings)
@@ -85,7 +89,8 @@ def rollout(
     _target(out, folder, may_exist=overwrite or resume)  # reject a bad path before anything is read
     part, seed = None if split == "all" else split, settings.training.seed
     # Nothing is compared, so splits may share inboxes.
-    chosen = read_questions(None, settings.data).of(part, limit=limit, seed=seed, check_inboxes=False)
+    every = read_questions(None, settings.data, unanswered=compares)
+    chosen = every.of(part, limit=limit, seed=seed, check_inboxes=False)
     scenarios = chosen.scenarios
     warn(*chosen.notes, *coverage_notes(scenarios, settings.store.db))
     policy = {"model": settings.model.name, "adapter_sha256": adapter and sha256_of(adapter.path / WEIGHTS)}

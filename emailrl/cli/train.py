@@ -52,7 +52,7 @@ SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its l
     "train_dataset_size eval_dataset_size eval_steps seed output_dir resume",
     "Cluster: nproc nnodes",
     "Advanced: environment backend num_train_epochs beta temperature save_steps target_accuracy patience wandb_mode",
-    "Advanced: tensorboard allow_shared_inbox verbose show_trajectory_details",
+    "Advanced: tensorboard allow_shared_inbox max_cost verbose show_trajectory_details",
     verbose="Print a line per rollout; log debug messages in training.log.",
 )
 def train(
@@ -82,6 +82,8 @@ def train(
         typer.echo(to_toml(from_openrlhf), nl=False)
         return
     settings = load_settings(overrides, preset, trust=trust)
+    if max_restarts and settings.rewards.max_cost is not None:
+        raise UsageError("--max-cost begins anew with every restart.", "Use one of --max-cost and --max-restarts.")
     if settings.output.resume is None:
         _check(settings)  # before any rank starts
     own = settings.training

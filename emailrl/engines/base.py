@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from emailrl.base.http import CostReached
 from emailrl.base.plain import tell
 from emailrl.records.trajectory import Message
 
@@ -127,21 +128,27 @@ Complete = Callable[[Request], Awaitable[Completion]]
 async def converse(requests: Sequence[Request], complete: Complete, ended: Ended, *, limit: int) -> list[Completion]:
     """``Engine.generate`` on remote servers, at most ``limit`` conversations at a time. A conversation keeps its slot
     until it ends, so that its next turn soon hits the server's prompt cache. An exception from ``complete`` cancels all
-    of them and propagates."""
+    of them and propagates; but at CostReached, the others end the turn that is paid for."""
     gate = asyncio.Semaphore(limit)
 
-    async def conversation(place: int, request: Request | None) -> None:
+    async def conversation(place: int, request: Request | None) -> CostReached | None:
         async with gate:
-            while request is not None:
-                request = ended.add(place, await complete(request))
+            try:
+                while request is not None:
+                    request = ended.add(place, await complete(request))
+            except CostReached as reached:
+                return reached
+        return None
 
     tasks = [asyncio.ensure_future(conversation(place, request)) for place, request in enumerate(requests)]
     try:
-        await asyncio.gather(*tasks)
+        stopped = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    for reached in filter(None, stopped):
+        raise reached
     return ended.completions()
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import UsageError
-from emailrl.base.http import harmless, sendable, tell
+from emailrl.base.http import Bill, CostReached, harmless, sendable, tell
 from emailrl.engines.base import Advance, Completion, Ended, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
 from emailrl.records.trajectory import Message, ToolCall
@@ -23,9 +23,8 @@ from emailrl.settings import OpenAISettings, PlayingSettings, RewardSettings
 
 if TYPE_CHECKING:
     import openai
-    from openai import AsyncOpenAI
 
-    from emailrl.base.chat import ChatMessage, ChatReply
+    from emailrl.base.chat import ChatClient, ChatMessage, ChatReply
 
 OPENAI = "api.openai.com"
 OPENROUTER_KEY = "OPENROUTER_API_KEY"
@@ -40,10 +39,11 @@ class OpenAIEngine:
     with exponential backoff, or after ``Retry-After``; a permanent failure ends only its own trajectory. A prompt that
     fills the context window gives a completion of length zero. Raises UsageError as ``checked_key``."""
 
-    def __init__(self, settings: PlayingSettings, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, settings: PlayingSettings, tools: Sequence[dict[str, Any]], bill: Bill | None = None) -> None:
         self.model = settings.model.name
         self._settings, self._url = settings.openai, settings.openai.openai_base_url
-        self._tools = list(tools)
+        self._tools, self._bill = list(tools), bill
+        self._prices = settings.openai.input_price, settings.openai.output_price
         self._concurrency, self._timeout = settings.agent.rollout_concurrency, settings.rewards.litellm_timeout
         self._key_name, self._key = checked_key(settings.openai, settings.rewards)
         self._secrets = [self._key, *secrets_in(self._url)]
@@ -55,7 +55,8 @@ class OpenAIEngine:
 
         async def generating() -> list[Completion]:
             retries, ended = self._settings.openai_retries, Ended(advance, self.model)
-            async with connect(self._url, self._key, timeout=self._timeout, retries=retries) as client:
+            paid: dict[str, Any] = {"bill": self._bill, "prices": self._prices}
+            async with connect(self._url, self._key, timeout=self._timeout, retries=retries, **paid) as client:
                 return await converse(requests, partial(self._complete, client), ended, limit=self._concurrency)
 
         return asyncio.run(generating())
@@ -63,12 +64,12 @@ class OpenAIEngine:
     def close(self) -> None:
         """Nothing to release between calls of ``generate``."""
 
-    async def _complete(self, client: AsyncOpenAI, request: Request) -> Completion:
+    async def _complete(self, client: ChatClient, request: Request) -> Completion:
         import openai
 
         from emailrl.base.chat import describe
 
-        started, prices = time.perf_counter(), (self._settings.input_price, self._settings.output_price)
+        started = time.perf_counter()
         completion = Completion(request.trajectory_id, [], [], "error", completion_tokens=0)
         try:
             reply = await self._ask(client, request)
@@ -77,11 +78,11 @@ class OpenAIEngine:
             else:
                 tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
                 completion.prompt_tokens, completion.completion_tokens = tokens
-                completion.cost = reply.cost
-                if prices != (None, None) and any(tokens):
-                    completion.cost = sum(n * (price or 0.0) for n, price in zip(tokens, prices, strict=True)) / 1e6
+                completion.cost = reply.cost_at(self._prices)
                 completion.message = as_message(reply.choice.message)
                 completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
+        except CostReached:
+            raise
         except openai.APIError as error:
             completion.error = self._told(describe(error), error)
         except Exception as error:  # any malformed reply ends only this trajectory
@@ -117,7 +118,7 @@ class OpenAIEngine:
             remedy = remedies.get(status, f"Check that {self.model} supports tool calls and the sampling settings.")
         return f"{redacted(reason, *self._secrets).rstrip('.')}. {redacted(remedy, *self._secrets)}"
 
-    async def _ask(self, client: AsyncOpenAI, request: Request) -> ChatReply | None:
+    async def _ask(self, client: ChatClient, request: Request) -> ChatReply | None:
         """Request up to the token limit; if prompt and limit exceed the context window, retry with what is left of
         it. None: the prompt alone fills the window."""
         import openai

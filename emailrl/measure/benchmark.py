@@ -25,6 +25,7 @@ from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import Bill
 from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import (
@@ -321,19 +322,21 @@ def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
 
 
 def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator[tuple[Subject, Collector], None, None]:
-    """Yield each subject with its collector; a base model is loaded once for all its subjects."""
+    """Yield each subject with its collector; a base model is loaded once for all its subjects. Chat servers and judge
+    share a bill of at most MAX_COST."""
     from emailrl.engines import open_policy
     from emailrl.engines.openai import OpenAIEngine
     from emailrl.rewards.scorer import build_scorer
 
     task = load_task(settings.agent.environment, settings)  # check the user's code before a model is loaded
-    scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
+    bill = Bill(settings.rewards.max_cost, "What has ended is saved: --resume does the rest, its limit begins anew.")
+    scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent, bill=bill)
     for model_name in dict.fromkeys(subject.model_name for subject in subjects):
         named = settings.with_model(model_name)
         with ExitStack() as opened:
             if settings.is_chat:
                 stage = Stage(named.agent, named.store.db, task.make, None)
-                engine: Engine = opened.enter_context(closing(OpenAIEngine(named, task.tools)))
+                engine: Engine = opened.enter_context(closing(OpenAIEngine(named, task.tools, bill)))
             else:
                 named, policy, engine = open_policy(named)
                 opened.enter_context(closing(engine))

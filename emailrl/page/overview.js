@@ -120,7 +120,7 @@ function lengths(name, valueOf) {
 
 const without = (parts, name) => Object.fromEntries(Object.entries(parts).filter(([each]) => each !== name));
 const renamed = (parts) => Object.fromEntries(Object.entries(parts).map(([name, value]) => [IN_WORDS[name] ?? name.replaceAll("_", " "), value]));
-const IN_WORDS = { groups_low_std: "groups with nearly equal rewards", groups_below_range: "groups too hard", groups_above_range: "groups too easy", trajectories_exception: "trajectories failed", trajectories_truncated: "trajectories cut off", samples_nothing_trainable: "samples without trainable tokens" };
+const IN_WORDS = { groups_unscored: "groups without a verdict or reward", groups_low_std: "groups with nearly equal rewards", groups_below_range: "groups too hard", groups_above_range: "groups too easy", trajectories_exception: "trajectories failed", trajectories_truncated: "trajectories cut off", samples_nothing_trainable: "samples without trainable tokens" };
 
 const STEP_COLUMNS = [
   ["reward_mean", "reward", number], ["accuracy", "accuracy", percent], ["loss", "loss", number], ["kl", "KL", number], ["entropy", "entropy", number],

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,6 +37,7 @@ from emailrl.settings import DataSettings, StoreSettings
 
 HUB_QUESTIONS = "corbt/enron_emails_sample_questions"
 I_DONT_KNOW = "I don't know"  # The reference answer if the mailbox does not contain the answer.
+NO_ANSWER = "-"  # stands in while a row without an answer is checked
 ONE_A_LINE = "A question file has one JSON object per line."
 FIELDS_HINT = (
     "A question has id, question, answer, message_ids, how_realistic, inbox_address and query_date; QUESTION_FIELD and "
@@ -89,14 +91,18 @@ class _Row(BaseModel):
     shares_inbox: bool = False
 
 
-def parse_row(row: Any, where: str, data: DataSettings = ART_E) -> Scenario:
-    """Return one checked question; raises UsageError that begins with ``where`` and names the field."""
+def parse_row(row: Any, where: str, data: DataSettings = ART_E, *, unanswered: bool = False) -> Scenario:
+    """Return one checked question; raises UsageError that begins with ``where`` and names the field. ``unanswered``: it
+    may lack the answer, which is then empty, and with it the sources."""
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: not a JSON object.", ONE_A_LINE)
     names = {name: name for name in _Row.model_fields} | {"question": data.question_field, "answer": data.answer_field}
     given = {name: row[named] for name, named in names.items() if row.get(named) is not None}
     if given.get("answerable") is False:
         given = {"answer": I_DONT_KNOW, "message_ids": []} | given
+    has_none = unanswered and not str(given.get("answer", "")).strip()
+    if has_none:
+        given = {"message_ids": []} | given | {"answer": NO_ANSWER}
     try:
         read = _Row.model_validate(given)
     except ValidationError as error:
@@ -108,7 +114,9 @@ def parse_row(row: Any, where: str, data: DataSettings = ART_E) -> Scenario:
         raise UsageError(f"{where}: field {field!r} {reason}, not {first['input']!a:.60}.") from None
     if not read.answerable and (read.message_ids or read.needs_all or read.answer != I_DONT_KNOW):
         raise UsageError(f"{where}: 'answerable' is false, but there is an answer or a source email.", ABSENT_HINT)
-    if read.answerable and not read.message_ids:
+    if has_none:
+        read.answer = ""
+    elif read.answerable and not read.message_ids:
         raise UsageError(f"{where}: field 'message_ids' must have at least one message id.")
     if read.split not in (None, *SPLITS, data.train_split):
         splits = ", ".join(dict.fromkeys((*SPLITS, data.train_split)))
@@ -116,8 +124,8 @@ def parse_row(row: Any, where: str, data: DataSettings = ART_E) -> Scenario:
     return Scenario(**dict(read))
 
 
-def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
-    """Yield the questions of a JSONL file; a bad row raises UsageError with file and line."""
+def read_jsonl(path: Path, data: DataSettings = ART_E, *, unanswered: bool = False) -> Iterator[Scenario]:
+    """Yield the questions of a JSONL file; a bad row (``parse_row``) raises UsageError with file and line."""
     lines: dict[tuple[str | None, str], int] = {}
     first_split: str | None = None
     try:
@@ -132,7 +140,7 @@ def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
                     row = json.loads(line.removeprefix(BOM_UTF8).decode())
                 except (ValueError, RecursionError) as error:
                     raise UsageError(f"{where}: not JSON ({error}).", ONE_A_LINE) from error
-                scenario = parse_row(row, where, data)
+                scenario = parse_row(row, where, data, unanswered=unanswered)
                 if not lines:
                     first_split = scenario.split
                 elif (scenario.split is None) != (first_split is None):
@@ -158,7 +166,7 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
     return path
 
 
-def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
+def read_dataset(name: str, data: DataSettings = ART_E, *, unanswered: bool = False) -> Iterator[Scenario]:
     """Yield the questions of all splits of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
     Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for other folders and invalid
     rows."""
@@ -168,7 +176,7 @@ def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
             where = f"{name}[{split_name}][{number}]"
             if split_name not in names:
                 raise UsageError(f"{where}: a question set has the splits train, val(idation) and test.")
-            yield parse_row({**row, "split": names[split_name]}, where, data)
+            yield parse_row({**row, "split": names[split_name]}, where, data, unanswered=unanswered)
 
 
 def load_splits(name: str) -> Any:
@@ -237,6 +245,12 @@ class Questions:
     data: DataSettings
     notes: list[str]  # Notes for every table made from these questions.
 
+    def answered(self) -> Questions:
+        """Those with a reference answer; raises UsageError if there are none."""
+        if not (kept := [scenario for scenario in self.scenarios if scenario.answer]):
+            raise UsageError(f"{self.source}: no question has an answer to compare with.", "Name others (--questions).")
+        return replace(self, scenarios=kept)
+
     def of(self, split: Split | None, *, limit: int | None, seed: int, check_inboxes: bool = True) -> Questions:
         """The questions of one split, or all of them for ``split=None``. ``limit`` draws a sample that keeps the mix of
         kinds and inboxes, the same for every seed of validation and test questions; without it the order is the file's.
@@ -267,15 +281,16 @@ class Questions:
         return replace(self, scenarios=chosen, notes=notes)
 
 
-def read_questions(questions: Path | None, data: DataSettings) -> Questions:
+def read_questions(questions: Path | None, data: DataSettings, *, unanswered: bool = False) -> Questions:
     """Read and check all questions of a JSONL file or a folder that ``datasets`` can load. None uses
-    ``data.questions``, or else the hub's ART-E questions. Raises UsageError (file and line) for a bad row and if no
-    question is left, EmailRLError if the hub cannot be reached."""
+    ``data.questions``, or else the hub's ART-E questions. ``unanswered`` allows questions without answers. Raises
+    UsageError (file and line) for a bad row and if no question is left, EmailRLError if the hub cannot be reached."""
     questions = questions or data.questions
     check_exists(questions)
     source = str(questions or HUB_QUESTIONS)
     is_file = questions is not None and Path(questions).is_file()
-    rows = read_jsonl(Path(source), data) if is_file else read_dataset(source, data)
+    read = partial(read_jsonl, Path(source)) if is_file else partial(read_dataset, source)
+    rows = read(data, unanswered=unanswered)
     kept: list[Scenario] = []
     dropped: Counter[str] = Counter()
     for scenario in rows:

@@ -32,7 +32,9 @@ def load_reward(name: str) -> Reward | BatchReward:
     """The reward at a Python path; raises ``UsageError`` if it is missing or cannot be loaded. When called, it raises
     ``EmailRLError`` if the user's code raises or returns an invalid reward."""
     if not is_path(name):
-        hint = "Built-in rewards: art_e, simple, heuristic. Your own: module:attribute, path.py:attribute or a URL."
+        hint = (
+            "Built-in rewards: art_e, simple, heuristic, ruler. Your own: module:attribute, path.py:attribute or a URL."
+        )
         raise UsageError(f"Unknown reward: {name!r}.", hint)
     part = load_part(name, "reward")
 
@@ -87,14 +89,14 @@ def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def _text(messages: Iterable[Message]) -> str:
-    """The contents, with the calls of a chat server's messages; sampled text holds its calls already."""
-    texts = []
-    for message in messages:
-        calls = [] if "<tool_call>" in message.content else message.tool_calls
-        spoken = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
-        said = "\n".join(filter(None, [message.content, *spoken])) if spoken else message.content
-        texts.append(f"{message.role}: {said}")
-    return "\n\n".join(texts)
+    return "\n\n".join(f"{message.role}: {said(message)}" for message in messages)
+
+
+def said(message: Message) -> str:
+    """The content, with the calls of a chat server's message; sampled text holds its calls already."""
+    calls = [] if "<tool_call>" in message.content else message.tool_calls
+    spoken = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
+    return "\n".join(filter(None, [message.content, *spoken])) if spoken else message.content
 
 
 def read_reply(

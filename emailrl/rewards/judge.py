@@ -1,4 +1,5 @@
-"""An LLM's verdict on an answer, over any OpenAI-compatible endpoint: cached on disk, retried, never guessed.
+"""The judge's endpoint, any OpenAI-compatible one: replies are cached on disk, retried, never guessed, and paid from a
+bill. And an LLM's verdict on an answer.
 
 The prompt is ART-E's in substance: the answer is right if it is semantically similar to the reference, and the model
 replies with True or False alone, at temperature 0. Difference: any other reply is retried and then an error, whereas
@@ -11,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from emailrl.base.cache import ReplyCache
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.http import Failed, harmless, sendable, tell, wait_for
+from emailrl.base.http import Bill, Failed, harmless, sendable, tell, wait_for
 from emailrl.settings import RewardSettings
 
 SYSTEM_PROMPT = """\
@@ -30,55 +32,76 @@ _VERDICT = re.compile(
 )
 
 
+T = TypeVar("T")
+
+
 class JudgeError(EmailRLError):
     """No verdict is available: an outage, a rejected key, an unreadable reply."""
 
 
-class LLMJudge:
-    """Asks a model whether an answer is correct. Thread-safe; the cache is also safe between processes."""
+class JudgeServer:
+    """Asks the judge's model for verdicts. Thread-safe; the cache is also safe between processes."""
 
-    def __init__(self, settings: RewardSettings, *, concurrency: int) -> None:
+    def __init__(self, settings: RewardSettings, use: str, without: str, bill: Bill | None) -> None:
+        """``use`` is what it judges, and ``without`` the setting that does without it, both told to the user."""
         from emailrl.base.chat import connect
 
-        key = judge_key(settings)
-        if not key and names_openrouter("JUDGE_BASE_URL", settings.judge_base_url):
-            raise UsageError("The judge needs an OpenRouter key.", "Set OPENROUTER_API_KEY, or EMAILRL_JUDGE=offline.")
+        key, url = judge_key(settings), settings.judge_base_url
+        self._at_openrouter = names_openrouter("JUDGE_BASE_URL", url)
+        if not key and self._at_openrouter:
+            raise UsageError(f"The {use} needs an OpenRouter key.", f"Set OPENROUTER_API_KEY, or {without}.")
         check_key("JUDGE_API_KEY" if settings.judge_api_key else "OPENROUTER_API_KEY", key)
-        tell(settings.judge_base_url, "judge", with_key=bool(key))
-        self.concurrency = concurrency
-        self._settings = settings
-        self._secrets = [key, *secrets_in(settings.judge_base_url)]
-        self._client = connect(settings.judge_base_url, key, timeout=settings.litellm_timeout)
+        tell(url, use, with_key=bool(key))
+        self._settings, self._without = settings, without
+        self._secrets = [key, *secrets_in(url)]
+        self._client = connect(url, key, timeout=settings.litellm_timeout, bill=bill)
         self._cache = ReplyCache(settings.judge_cache, "JUDGE_CACHE")
         self._cache.prepare()
+
+    def ask(self, system: str, material: Any, read: Callable[[str], T], max_tokens: int) -> T:
+        """The verdict on ``material``, which goes out as JSON, so that nothing in it ends its string. ``read`` makes a
+        JSON value of a reply; at its ValueError the model is asked again. Raises JudgeError, or CostReached."""
+        prompt = harmless(sendable(json.dumps(material, ensure_ascii=False)))
+        own, model = self._settings, self._settings.judge_model
+        key = hashlib.sha256(json.dumps([model, system, prompt]).encode()).hexdigest()
+        if (kept := self._cache.get(key)) is not None:
+            verdict: T = kept
+            return verdict
+        from emailrl.base.chat import ask
+
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+        body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        if self._at_openrouter:
+            body["extra_body"] = {"usage": {"include": True}}  # it then states what the request cost
+        reply = ask(self._client, lambda reply: read(reply.choice.message.text), retries=own.judge_retries, **body)
+        found = wait_for(reply)
+        if isinstance(found, Failed):
+            raise JudgeError(
+                f"The judge {model} at {without_credentials(own.judge_base_url)} returned no verdict: "
+                f"{redacted(found.why, *self._secrets)}",
+                f"Check the endpoint and its key (OPENROUTER_API_KEY, JUDGE_API_KEY), or set {self._without}.",
+            )
+        self._cache.put(key, model, found)
+        return found
+
+
+class LLMJudge:
+    """Asks a model whether an answer is correct. Thread-safe."""
+
+    def __init__(self, settings: RewardSettings, *, concurrency: int, bill: Bill | None = None) -> None:
+        self.concurrency, self._max_tokens = concurrency, settings.judge_max_tokens
+        self._server = JudgeServer(settings, "judge", "EMAILRL_JUDGE=offline", bill)
 
     def check(self, question: str, reference: str, answer: str, kind: str | None = None) -> bool:
         """The model's verdict; ``kind`` is ignored; raises ``JudgeError`` if unavailable."""
         claim = {"question": question, "correct_answer": reference, "candidate_answer": answer}
-        prompt = harmless(sendable(json.dumps(claim, ensure_ascii=False)))
-        own, model = self._settings, self._settings.judge_model
-        key = hashlib.sha256(json.dumps([model, SYSTEM_PROMPT, prompt]).encode()).hexdigest()
-        if (kept := self._cache.get(key)) is not None:
-            return bool(kept)
-        from emailrl.base.chat import ChatReply, ask
 
-        def verdict_of(reply: ChatReply) -> bool:
-            text = reply.choice.message.text
+        def verdict_of(text: str) -> bool:
             if (verdict := read_verdict(text)) is None:
                 raise ValueError(f"neither True nor False: {text!r}")
             return verdict
 
-        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": prompt}]
-        body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": own.judge_max_tokens}
-        verdict = wait_for(ask(self._client, verdict_of, retries=own.judge_retries, temperature=0, **body))
-        if isinstance(verdict, Failed):
-            raise JudgeError(
-                f"The judge {model} at {without_credentials(own.judge_base_url)} returned no verdict: "
-                f"{redacted(verdict.why, *self._secrets)}",
-                "Check the endpoint and its key (OPENROUTER_API_KEY, JUDGE_API_KEY), or set EMAILRL_JUDGE=offline.",
-            )
-        self._cache.put(key, model, verdict)
-        return verdict
+        return self._server.ask(SYSTEM_PROMPT, claim, verdict_of, self._max_tokens)
 
 
 def judge_key(settings: RewardSettings) -> str:

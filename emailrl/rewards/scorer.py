@@ -16,12 +16,14 @@ from typing import Protocol
 
 from emailrl.base.credentials import redacted
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import Bill, CostReached
 from emailrl.base.plain import counted
 from emailrl.records.trajectory import Trajectory
 from emailrl.rewards.custom import http_reward, load_reward
 from emailrl.rewards.judge import LLMJudge, judge_key
 from emailrl.rewards.matching import match
 from emailrl.rewards.rubric import BatchReward, Reward, Terms, art_e_reward, heuristic_reward, simple_reward
+from emailrl.rewards.ruler import ruler_reward
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 _NO_TEXT = re.compile(r"https?://\S+|<[^\s<>]+>")
@@ -99,22 +101,23 @@ class Scorer:
         """Score in place; ``reward`` equals ``sum(reward_terms.values())`` exactly. Trajectories that already hold an
         exception are skipped. If judging or the reward fails for one, its ``exception`` is set and it gets no reward;
         without a verdict ``answer_correct`` is None: an outage is never a wrong answer, and a failure affects no other
-        trajectory. If the mailbox holds no answer, only "I don't know" is right, and nothing needs a check."""
+        trajectory. If the mailbox holds no answer, only "I don't know" is right, and nothing needs a check. A question
+        without a reference answer (an empty one) has no verdict, but a reward. Raises CostReached."""
         finished = [trajectory for trajectory in trajectories if trajectory.exception is None]
         claims = {
             id(each): (each.scenario.question, each.scenario.answer, each.final_answer or "", each.scenario.kind or "")
             for each in finished
-            if each.scenario.answerable and each.rubric.get("attempted_answer")
+            if each.scenario.answerable and each.scenario.answer and each.rubric.get("attempted_answer")
         }
         verdicts = self._judge(set(claims.values()))
         judged = []
         for trajectory in finished:
             claim, rubric = claims.get(id(trajectory)), trajectory.rubric
             knows_not = not trajectory.scenario.answerable and bool(rubric.get("returned_i_dont_know"))
-            verdict = knows_not if claim is None else verdicts[claim]
+            verdict = verdicts[claim] if claim is not None else knows_not if trajectory.scenario.answer else None
             if isinstance(verdict, Exception):
                 rubric["answer_correct"] = None
-                trajectory.exception = _told(verdict)
+                _give_up(trajectory, verdict)
                 continue
             rubric["answer_correct"] = verdict
             if rubric.get("attempted_answer"):
@@ -127,7 +130,7 @@ class Scorer:
             judged.append(trajectory)
         for trajectory, terms in zip(judged, self._terms(judged), strict=True):
             if isinstance(terms, Exception):
-                trajectory.exception = _told(terms)
+                _give_up(trajectory, terms)
                 continue
             trajectory.reward_terms = terms
             trajectory.reward = sum(terms.values())
@@ -138,6 +141,8 @@ class Scorer:
         def verdict(claim: Claim) -> bool | Exception:
             try:
                 return self.answers.check(*claim)
+            except CostReached:
+                raise
             except Exception as error:
                 logger.warning("an answer could not be judged: %s", _message(error))
                 return error
@@ -156,6 +161,8 @@ class Scorer:
         def terms_of(part: Sequence[Trajectory]) -> Sequence[Terms]:
             try:
                 return reward.score(part) if isinstance(reward, BatchReward) else [reward(each) for each in part]
+            except CostReached:
+                raise
             except Exception as error:
                 failures[_message(error)] += len(part)
                 return [error] * len(part)
@@ -165,6 +172,11 @@ class Scorer:
         for message, count in failures.items():
             logger.warning("%s got no reward: %s", counted(count, "trajectory"), message)
         return found
+
+
+def _give_up(trajectory: Trajectory, error: Exception) -> None:
+    """Leave the trajectory without a reward, because of this error."""
+    trajectory.exception, trajectory.reward, trajectory.reward_terms = _told(error), 0.0, {}
 
 
 def _told(error: Exception) -> str:
@@ -213,11 +225,19 @@ class OverlongScorer:
 
 
 def build_scorer(
-    rewards: RewardSettings, weights: RewardWeightSettings, agent: AgentSettings, *, reward: str | None = None
+    rewards: RewardSettings,
+    weights: RewardWeightSettings,
+    agent: AgentSettings,
+    *,
+    reward: str | None = None,
+    bill: Bill | None = None,
 ) -> Scorer:
-    """The configured scorer; ``reward`` overrides the setting (mode simple: ``heuristic``)."""
+    """The configured scorer; ``reward`` overrides the setting (mode simple: ``heuristic``). ``bill`` gets what the
+    judge costs."""
     name, concurrency = reward or rewards.reward, agent.rollout_concurrency
-    answers: AnswerCheck = LLMJudge(rewards, concurrency=concurrency) if uses_judge(rewards) else OfflineMatcher()
+    answers: AnswerCheck = OfflineMatcher()
+    if uses_judge(rewards):
+        answers = LLMJudge(rewards, concurrency=concurrency, bill=bill)
     chosen: Reward | BatchReward
     if name == "art_e":
         chosen = art_e_reward(weights, agent.max_turns)
@@ -225,6 +245,8 @@ def build_scorer(
         chosen = simple_reward
     elif name == "heuristic":
         chosen = heuristic_reward(agent.max_tokens)
+    elif name == "ruler":
+        chosen = ruler_reward(rewards, concurrency=concurrency, bill=bill)
     elif name.lower().startswith(("http://", "https://")):
         chosen = http_reward(name, rewards, concurrency=concurrency)
     else:

@@ -84,12 +84,18 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
     if now.compares and now.num_generations <= 1:
         problem = f"{rollouts} is too low for {now.algorithm}, which compares the rollouts of one question"
         yield f"{problem} ({now.estimator}).", "Use at least 2, or ADVANTAGE_ESTIMATOR=reinforce or gae."
+    if now.reward == "ruler" and (now.mode == "simple" or now.num_generations <= 1):
+        problem = (
+            "Mode simple has a reward of its own" if now.mode == "simple" else f"{rollouts} leaves nothing to compare"
+        )
+        yield f"{problem}: --reward ruler compares the rollouts of one question.", "Use --mode masked and 2 or more."
     if corrects and now.engine == "openai":
         problem = f"IMPORTANCE_CORRECTION={now.importance_correction} needs the sampler's log-probabilities, which"
         yield f"{problem} EMAILRL_ENGINE=openai does not return.", "Train with EMAILRL_ENGINE=transformers or vllm."
     if now.dynamic_filtering and now.filter_on != "spread":
         low, high = now.filter_low, now.filter_high
-        by_reward = now.filter_on == "reward" or (now.filter_on is None and now.mode == "simple")
+        no_answers = now.mode == "simple" or now.reward == "ruler"
+        by_reward = now.filter_on == "reward" or (now.filter_on is None and no_answers)
         shares = (right / now.num_generations for right in range(now.num_generations + 1))
         if low >= high:
             yield f"No mean is between FILTER_LOW={low:g} and FILTER_HIGH={high:g}.", f"{below}."
@@ -131,6 +137,8 @@ def notes(now: SimpleNamespace) -> Iterator[str]:
         yield f"{passes}: each pass drops different weights; use LORA_DROPOUT=0"
     if not (now.compares or now.critic or now.whiten_advantages):
         yield f"{now.estimator} without WHITEN_ADVANTAGES has no baseline at all"
+    if now.reward == "ruler" and not now.compares:
+        yield f"--reward ruler scores rollouts only relative to their group, which {now.estimator} does not compare"
     if now.algorithm == "gspo" and now.updates == 1:
         yield f"--algorithm gspo differs from grpo only in its aggregation without {_UPDATES}"
     if now.surrogate == "cispo" and now.updates == 1:

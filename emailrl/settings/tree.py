@@ -200,10 +200,13 @@ class AgentSettings(Section):
     """Sampling engine; auto samples in process."""
 
 
+_JUDGED: Final = "questions and answers, with RULER whole conversations,"
+
+
 class RewardSettings(Section):
     reward: Annotated[str, Code(), Address("trajectories with the mail in them", "reward_api_key")] = "art_e"
-    """Reward (docs/reference/rewards.md): art_e, simple, heuristic, or your own as `module:attribute`,
-    path.py:attribute or http(s)://…"""
+    """Reward (docs/reference/rewards.md): art_e, simple, heuristic, ruler (a judge compares rollouts), or your own as
+    `module:attribute`, path.py:attribute or http(s)://…"""
     reward_batch_size: Positive = 32
     """Trajectories per request to a reward server."""
     reward_timeout: Annotated[float, Field(gt=0)] = 180
@@ -216,20 +219,33 @@ class RewardSettings(Section):
     """auto asks an LLM if there is a key for its endpoint (OPENROUTER_API_KEY), else matches offline."""
     judge_model: str = "google/gemini-2.0-flash-001"
     """Name of the judge model at its endpoint."""
-    judge_base_url: Annotated[str, Address("questions and answers", "judge_api_key")] = "https://openrouter.ai/api/v1"
+    judge_base_url: Annotated[str, Address(_JUDGED, "judge_api_key")] = "https://openrouter.ai/api/v1"
     """Judge endpoint: any OpenAI-compatible server."""
     judge_cache: Annotated[Path, Written()] = Path("outputs/judge_cache.sqlite")
-    """Verdict cache: no answer is judged twice."""
+    """Verdict cache: no answer or group is judged twice."""
     openrouter_api_key: SecretStr | None = None
     """OpenRouter API key, sent to no other host; kept out of logs, dumps and metadata."""
     judge_api_key: SecretStr | None = None
     """API key of the judge if its endpoint is not OpenRouter."""
     litellm_timeout: Annotated[float, Field(gt=0)] = 60
     """Seconds to wait for a completion of a chat server or judge; vLLM servers have VLLM_TIMEOUT."""
+    max_cost: Annotated[float, Field(gt=0)] | None = None
+    """US dollars that one command may spend on chat servers: judge, RULER, question writer and the engine openai;
+    default: no limit. What has ended by then is saved."""
     judge_max_tokens: Positive = 16
-    """Maximum tokens per verdict; raise it for reasoning models."""
+    """Maximum tokens per verdict, for RULER at least 128 per rollout; raise it for reasoning models."""
     judge_retries: NonNegative = 3
     """Retries of a failed verdict, after 1, 2, 4, … seconds or as long as the server asks."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether the reward only compares the rollouts of one question (RULER)."""
+        return self.reward == "ruler"
+
+    @property
+    def measure(self) -> str:
+        """The reward that measures a policy: ``simple`` in place of one that only compares."""
+        return "simple" if self.compares else self.reward
 
 
 class RewardWeightSettings(Section):

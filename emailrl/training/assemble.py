@@ -11,6 +11,7 @@ from pathlib import Path
 from emailrl.agent.play import Collector, Play, Score
 from emailrl.agent.task import MAIL, load_task
 from emailrl.base.errors import UsageError
+from emailrl.base.http import Bill
 from emailrl.base.plain import counted
 from emailrl.checkpoints import Checkpoint, run_root
 from emailrl.engines import check_engine
@@ -32,6 +33,8 @@ from emailrl.training import algorithms, team
 from emailrl.training.run import TrainingRun, check_unfinished
 from emailrl.training.state import Rollouts, RunState, make_filter
 
+NOT_EVALUATED = "no validation question has an answer: nothing is evaluated, and the result is final"
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -47,6 +50,7 @@ class Prepared:
     """Other validation questions, unused for selection: they measure the best model without selection bias."""
     notes: list[str]
     scores: dict[team.Role, Score]
+    bill: Bill
     total_steps: int
     epochs: int | None  # Passes over the questions that end the run; None if only ``total_steps`` does
 
@@ -121,7 +125,7 @@ def _assembled(
         for role, score in ready.scores.items()
     }
     mode, algorithm = algorithms.MODES[origin.mode], ready.algorithm
-    wanted = make_filter(algorithm, own.algorithm, answers=mode.reward is None)
+    wanted = make_filter(algorithm, own.algorithm, answers=mode.reward is None and not own.rewards.compares)
     per_step, train = algorithms.questions_per_step(own.training, ranks.world), collectors["train"]
     run = TrainingRun(
         settings=own,
@@ -137,6 +141,7 @@ def _assembled(
         algorithm=algorithm,
         val=ready.val,
         confirm=ready.confirm,
+        bill=ready.bill,
         engine=sampler,
         evaluator=collectors["eval"],
         rollouts=Rollouts(own.training, ready.train, directory, wanted, train, ready.epochs, per_step),
@@ -173,23 +178,29 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     start, training, data = replace(start, settings=settings), settings.training, settings.data
     algorithm, advice = algorithms.resolve(settings), [*rate, *algorithms.advice(settings)]
     # The mode's reward minus the penalty for overlong completions; evaluations are scored without the penalty.
-    rewards = settings.rewards, settings.reward_weights, settings.agent
-    scorer = build_scorer(*rewards, reward=mode.reward)
+    own, bill = settings.rewards, Bill(settings.rewards.max_cost, "Use --resume latest: the limit begins anew with it.")
+    rewards = own, settings.reward_weights, settings.agent
+    scorer = build_scorer(*rewards, reward=mode.reward, bill=bill)
     wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
     buffer = wanted.overlong_buffer
     if buffer is None:
         buffer = round(algorithm.overlong_share * max_tokens)
     penalized = OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
-    scores: dict[team.Role, Score] = {"train": penalized.score, "eval": build_scorer(*rewards).score}
+    measured = build_scorer(*rewards, reward=own.measure, bill=bill)
+    scores: dict[team.Role, Score] = {"train": penalized.score, "eval": measured.score}
     db, num_val = settings.store.db, data.eval_dataset_size
     database = database_fingerprint(db)
-    questions = read_questions(None, data)
+    questions = read_questions(None, data, unanswered=own.compares)
     train = questions.of("train", limit=data.train_dataset_size, seed=training.seed)
-    val = questions.of("val", limit=2 * num_val, seed=training.seed)
-    chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
+    val = questions.of("val", limit=len(questions.scenarios), seed=training.seed)
+    answered = [scenario for scenario in val.scenarios if scenario.answer]
+    chosen, confirm = answered[:num_val], answered[num_val : 2 * num_val]
     notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
     notes += [*start.notes, *advice]
+    if own.compares:
+        basis = f"accuracy on {counted(len(chosen), 'validation question')} with answers selects best_model"
+        notes.append(f"{own.judge_model} scores each group (RULER); {basis if chosen else NOT_EVALUATED}")
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
         notes += check_agrees(checkpoint, settings, mode.name, **asked)
@@ -204,7 +215,8 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     resumed_from = checkpoint.reference if checkpoint else None
     origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, resumed_from)
-    return Prepared(start, origin, state, algorithm, train.scenarios, chosen, confirm, notes, scores, total, epochs)
+    known = start, origin, state, algorithm
+    return Prepared(*known, train.scenarios, chosen, confirm, notes, scores, bill, total, epochs)
 
 
 def header(

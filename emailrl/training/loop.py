@@ -58,6 +58,8 @@ def train(
             skipped = ["measuring best_model again", *export] if run.confirms else export
             run.interrupts.check()  # an interrupt during the last step also stops what follows the run
             run.confirm_best()
+            if run.bill.spent:
+                run.tracker.say(f"The judge cost ${run.bill.spent:.4g}.", is_result=True)
             skipped = export
             run.interrupts.check()
             directory, state = run.directory, run.state

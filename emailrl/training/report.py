@@ -113,6 +113,7 @@ def training_records(
 DROPPED: Final = {
     "trajectories_exception": ("trajectory", "trajectories", "failed"),
     "groups_too_small": ("group", "groups", "too small"),
+    "groups_unscored": ("group", "groups", "without a verdict or reward"),
     "groups_low_std": ("group", "groups", "with nearly equal rewards"),
     "groups_below_range": ("group", "groups", "too hard"),
     "groups_above_range": ("group", "groups", "too easy"),

@@ -11,6 +11,7 @@ from typing import Any
 from emailrl.agent.play import Collector
 from emailrl.base.disk import naming, replace_bytes
 from emailrl.base.errors import EmailRLError
+from emailrl.base.http import Bill
 from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, confirmed_of, damage_of, list_checkpoints, remove_checkpoints
 from emailrl.engines.base import Sampler
@@ -64,6 +65,7 @@ class TrainingRun(Run[RunState]):
     updater: Updater
     rollouts: Rollouts
     total_steps: int
+    bill: Bill = field(default_factory=Bill)  # What the judge costs
     play_on: PlayOn | None = None  # Plays rollouts while steps train; None alternates the two
     ahead: Ahead | None = field(default=None, init=False)
     _loaded_step: int | None = field(default=None, init=False)
@@ -131,10 +133,10 @@ class TrainingRun(Run[RunState]):
         return collected, questions
 
     def evaluate_if_due(self) -> Evaluation | None:
-        """Evaluate at step 0, every EVAL_STEPS and after the last step, unless already done."""
+        """Evaluate at step 0, every EVAL_STEPS and after the last step, unless already done or without questions."""
         state, wanted = self.state, self.settings.evaluation
         due = state.step % wanted.eval_steps == 0 or state.is_last(self.total_steps, self.rollouts.epochs)
-        if not due or state.last_evaluated == state.step:
+        if not self.val or not due or state.last_evaluated == state.step:
             return None
         if self.ahead is not None:
             self.ahead.settle()

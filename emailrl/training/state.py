@@ -18,7 +18,7 @@ from typing import Any, Literal, Self
 
 from emailrl.agent.play import Collector, Play
 from emailrl.base.errors import EmailRLError
-from emailrl.measure.evaluation import Z_95, Evaluation
+from emailrl.measure.evaluation import Z_95, Evaluation, has_crashed
 from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
 from emailrl.runs.log import Display
@@ -119,11 +119,12 @@ class RunState(State):
         """See ``State.forget_best``."""
         self.best_step = self.best_accuracy = self.best_interval = None
 
-    def end_step(self, cursor: Cursor, accuracy: float) -> None:
-        """Advance by a step whose questions end at ``cursor`` and whose rollouts had this accuracy."""
+    def end_step(self, cursor: Cursor, accuracy: float | None) -> None:
+        """Advance by a step whose questions end at ``cursor`` and whose rollouts had this accuracy, if a known one."""
         self.step += 1
         self.cursor = cursor
-        self.recent_accuracies = [*self.recent_accuracies, accuracy][-MOVING_STEPS:]
+        known = [] if accuracy is None else [accuracy]
+        self.recent_accuracies = [*self.recent_accuracies, *known][-MOVING_STEPS:]
 
     @property
     def moving_accuracy(self) -> float:
@@ -192,7 +193,7 @@ class StepQuestions:
         return taken
 
 
-REASONS = ("group_too_small", "group_low_std", "group_below_range", "group_above_range")
+REASONS = ("group_too_small", "group_unscored", "group_low_std", "group_below_range", "group_above_range")
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,8 @@ class Filter:
         the *sample* one (n - 1); a group of one has none and passes."""
         sound = [trajectory for trajectory in group.trajectories if trajectory.exception is None]
         if (size := len(sound)) < self.min_group_size:
-            return "group_too_small"
+            played = [each for each in group.trajectories if not has_crashed(each)]
+            return "group_unscored" if len(played) >= self.min_group_size else "group_too_small"
         rewards = [trajectory.reward for trajectory in sound]
         mean = math.fsum(rewards) / size
         squares = math.fsum((reward - mean) ** 2 for reward in rewards)

@@ -152,7 +152,7 @@ def test_the_line_names_what_would_happen_and_how_much_more(tmp_path: Path) -> N
     [judge] = [risk for risk in folder_risks(tmp_path) if risk.setting == "judge_base_url"]
     assert str(judge) == (
         "emailrl.toml sets judge_base_url = 'http://127.0.0.1:9/v1',"
-        " which gets questions and answers and your JUDGE_API_KEY"
+        " which gets questions and answers, with RULER whole conversations, and your JUDGE_API_KEY"
     )
 
 

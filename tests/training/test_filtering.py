@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.records.trajectory import Scenario, Trajectory, TrajectoryGroup
+from emailrl.records.trajectory import Scenario, StopReason, Trajectory, TrajectoryGroup
 from emailrl.runs.log import Display
 from emailrl.settings import AlgorithmSettings, TrainingSettings
 from emailrl.training.algorithms import ALGORITHMS
@@ -21,13 +21,17 @@ def scenario(name: str) -> Scenario:
 
 
 def group(
-    *rewards: float, name: str = "g", right: tuple[int, ...] = (), exceptions: tuple[int, ...] = ()
+    *rewards: float,
+    name: str = "g",
+    right: tuple[int, ...] = (),
+    exceptions: tuple[int, ...] = (),
+    ended: StopReason = StopReason.EXCEPTION,
 ) -> TrajectoryGroup:
     asked = scenario(name)
     members = [
         Trajectory(
             f"{name}-{i}", name, asked, reward=reward, rubric={"answer_correct": i in right},
-            exception="Oops: broken" if i in exceptions else None,
+            exception="Oops: broken" if i in exceptions else None, stop_reason=ended if i in exceptions else None,
         )
         for i, reward in enumerate(rewards)
     ]  # fmt: skip
@@ -46,6 +50,7 @@ def test_drops_are_counted_by_reason() -> None:
         group(0.0, 1.0, name="good"),
         group(0.0, 1.0, 0.5, name="one_raised", exceptions=(2,)),
         group(0.0, 1.0, name="left_alone", exceptions=(0,)),
+        group(0.0, 0.0, name="no_judgment", exceptions=(0, 1), ended=StopReason.ANSWERED),  # played, but not scored
         group(0.5, 0.5, 0.5, name="equal"),
         group(0.5, 0.57, name="close"),  # sample std 0.0495, population std 0.035
         group(0.5, 0.58, name="apart"),  # sample std 0.0566, population std 0.04: kept only by the sample std
@@ -56,10 +61,11 @@ def test_drops_are_counted_by_reason() -> None:
     assert [one.id for one in collected.kept] == ["good", "one_raised", "apart", "far"]
     assert [len(one.trajectories) for one in collected.kept] == [2, 2, 2, 3]
     assert collected.reasons == {
-        "left_alone": "group_too_small", "equal": "group_low_std", "close": "group_low_std", "three": "group_low_std",
+        "left_alone": "group_too_small", "no_judgment": "group_unscored",
+        "equal": "group_low_std", "close": "group_low_std", "three": "group_low_std",
     }  # fmt: skip
     assert collected.dropped() == {
-        "trajectories_exception": 2, "groups_too_small": 1, "groups_low_std": 3,
+        "trajectories_exception": 4, "groups_too_small": 1, "groups_unscored": 1, "groups_low_std": 3,
         "groups_below_range": 0, "groups_above_range": 0,
     }  # fmt: skip
     assert collected.groups == groups and len(groups[1].trajectories) == 3  # the group given is left as it was

@@ -27,7 +27,7 @@ from emailrl.base import http
 from emailrl.base.cache import ReplyCache
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.http import Failed, sendable, tell
+from emailrl.base.http import Bill, CostReached, Failed, sendable, tell
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Literal, agree, read
 from emailrl.facts.words import STOPWORDS, clean
@@ -39,9 +39,7 @@ from emailrl.records.trajectory import Scenario
 from emailrl.settings import GenerationSettings
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-    from emailrl.base.chat import ChatReply
+    from emailrl.base.chat import ChatClient, ChatReply
 
 MAX_UNREADABLE = 2  # Maximum attempts at a readable reply; the last reply is kept as is.
 MAX_REFUSED = 3  # Number of initial refusals, without an answer, after which the request itself is considered faulty.
@@ -74,7 +72,7 @@ class QuestionWriter:
         timeout: float = 60,
         max_cost: float | None = None,
     ) -> None:
-        """``timeout`` is the limit per complete reply in seconds, ``max_cost`` the limit per ``ask`` in dollars. The
+        """``timeout`` is the limit per complete reply in seconds, ``max_cost`` the limit in dollars. The
         OpenRouter key is sent only there. UsageError for a missing key, and for ``max_cost`` without prices."""
         self._settings = settings
         at_openrouter = names_openrouter("GENERATOR_BASE_URL", settings.generator_base_url)
@@ -85,41 +83,32 @@ class QuestionWriter:
             raise UsageError("Generating questions with a model at OpenRouter needs a key.", hint)
         check_key("GENERATOR_API_KEY" if settings.generator_api_key else "OPENROUTER_API_KEY", self._key)
         self._cache = ReplyCache(settings.generator_cache, "GENERATOR_CACHE")
-        self._timeout, self._max_cost = timeout, max_cost
+        self._timeout = timeout
+        self._bill = Bill(max_cost, "The replies are saved: rerun with a higher --max-cost to continue.")
         no_cost = cost_of(settings, 0, 0)
         if max_cost is not None and no_cost is None:
             raise UsageError("--max-cost needs prices.", "Set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE.")
         tell(settings.generator_base_url, "questions", with_key=bool(self._key))
         self._spending = Spending(cost=no_cost)
-        self._in_flight = 0.0  # Estimated dollars for the prompts in flight.
         self._failure: EmailRLError | None = None
 
     def ask(self, plan: QuestionPlan, progress: Callable[[Spending], None] | None = None) -> Spending:
         """Send every prompt that the cache does not answer, and store the replies there. ``progress`` is called after
-        each. Raises GenerationError if a prompt stays unanswered, or if the next one may exceed ``max_cost``."""
+        each. Raises GenerationError if a prompt stays unanswered, CostReached if the next one may exceed ``max_cost``.
+        """
         self._cache.prepare()
         own, spending = self._settings, self._spending
         pending = (batch for batch in plan.batches if self._cache.get(batch.cache_key(own.generator_model)) is None)
 
-        async def work(client: AsyncOpenAI) -> None:
+        async def work(client: ChatClient) -> None:
             while self._failure is None and (batch := next(pending, None)) is not None:
-                # The estimate, or the average billed so far if that is more.
-                billed = spending.cost or 0.0
-                estimated = cost_of(own, batch.tokens, TOKENS_A_REPLY) or 0.0
-                expected = max(estimated, billed / max(spending.num_answered, 1))
-                if self._max_cost is not None and billed + self._in_flight + expected > self._max_cost:
-                    self._failure = GenerationError(
-                        f"--max-cost {self._max_cost:g} was reached after {spending.num_answered} replies.",
-                        "They are saved: rerun with a higher --max-cost to continue.",
-                    )
-                    return
-                self._in_flight += expected
                 try:
-                    await self._answer(batch, client)
+                    with self._bill.request(cost_of(own, batch.tokens, TOKENS_A_REPLY) or 0.0):
+                        await self._answer(batch, client)
                 except EmailRLError as error:
                     self._failure = self._failure or error
-                finally:
-                    self._in_flight -= expected
+                    if isinstance(error, CostReached):
+                        return
                 if progress is not None:
                     progress(spending)
 
@@ -134,7 +123,7 @@ class QuestionWriter:
             raise self._failure
         return spending
 
-    async def _answer(self, batch: Batch, client: AsyncOpenAI) -> None:
+    async def _answer(self, batch: Batch, client: ChatClient) -> None:
         """Get a readable reply into the cache, or the last unreadable one; count a refused prompt. Raises
         GenerationError when the tries are used up or the server refuses everything."""
         from emailrl.base.chat import ask
@@ -171,6 +160,7 @@ class QuestionWriter:
             spending.tokens_in += tokens_in
             spending.tokens_out += tokens_out
             spending.cost = cost_of(own, spending.tokens_in, spending.tokens_out)
+            self._bill.pay(cost_of(own, tokens_in, tokens_out), own.generator_base_url)
             if read_reply(text) is not None:
                 break
         self._cache.put(batch.cache_key(model), model, text)

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from questions.llm.chat_stub import ChatStub, good, mails_of, questions_on
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import CostReached
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.questions.llm import GenerationError, Harvest, QuestionWriter, harvest, plan_questions
@@ -135,7 +136,7 @@ def test_money_is_counted_as_the_server_bills_it_and_bounded(mail_db: Path, serv
     assert (spending.tokens_in, spending.tokens_out, spending.num_answered) == (30_000, 3_000, 3)
     assert spending.cost == pytest.approx(0.060 + 0.024, abs=1e-9)
     # Every prompt is billed $0.028: three fit into a tenth of a dollar, and the fourth is not begun.
-    with pytest.raises(GenerationError, match=r"--max-cost 0.1 was reached after 3 replies"):
+    with pytest.raises(CostReached, match=r"--max-cost 0.1 was reached: 3 requests cost \$0.084"):
         QuestionWriter(settings, max_cost=0.1).ask(plan)
     assert len(stub.requests) == 3 + 3
     with pytest.raises(UsageError, match="prices"):
