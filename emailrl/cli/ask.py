@@ -60,7 +60,7 @@ _WHY: Final = {
 }
 
 
-@setting_options("model_name engine db")
+@setting_options("model_name engine thinking chat_template_kwargs db")
 def ask(
     *,
     words: Annotated[

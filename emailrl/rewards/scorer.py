@@ -224,7 +224,7 @@ def build_scorer(
     elif name == "simple":
         chosen = simple_reward
     elif name == "heuristic":
-        chosen = heuristic_reward(agent.max_tokens)
+        chosen = heuristic_reward(agent.turn_tokens)
     elif name.lower().startswith(("http://", "https://")):
         chosen = http_reward(name, rewards, concurrency=concurrency)
     else:

@@ -103,7 +103,7 @@ def test_the_mask_is_one_where_the_policy_sampled(scripted: Any, renderer: ByCha
     assert played == [("echo", "ok", "stop"), ("return_final_answer", None, "stop")]
     assert (trajectory.stop_reason, trajectory.exception) == (StopReason.ANSWERED, None)
     assert (trajectory.final_answer, trajectory.final_sources) == ("May 20", ["<1@x>"])
-    assert trajectory.rubric == {"num_turns": 2, "prompt_tokens": 13, "completion_tokens": 7}
+    assert trajectory.rubric == {"num_turns": 2, "prompt_tokens": 13, "completion_tokens": 7, "thinking_tokens": 0}
     assert (trajectory.policy_version, trajectory.adapter_sha256) == ("v1", "ab12")
 
 
