@@ -152,13 +152,12 @@ class _Rollout:
         return min(bound - thought, most) if is_open else most - (len(ids) - thought)
 
     def _go_on(self, completion: Completion) -> Request | None:
-        """The request that goes on with a turn where it reached the bound of its thought, not of its answer, nor the
-        context window's."""
-        begun = [] if self.part is None else self.part.token_ids
-        self.part, ids = None, completion.token_ids
-        if completion.finish_reason != "length" or self.renderer is None or self.sampling.max_thinking_tokens is None:
+        """The request that goes on with a turn cut off where its thought may end, not its answer; None for others."""
+        begun, ids = [] if self.part is None else self.part.token_ids, completion.token_ids
+        self.part = None
+        if completion.finish_reason != "length" or self.renderer is None:
             return None
-        if len(ids) < len(begun) + self._room(begun) or (room := self._room(ids)) < 1:
+        if len(ids) < len(begun) + self._room(begun) or (room := self._room(ids)) < 1:  # less than asked: no window
             return None
         self.part, seed = completion, derive_seed(self.seed, len(self.trajectory.turns), len(ids))
         prompt, sampling = self.trajectory.samples[-1].token_ids + ids, replace(self.sampling, max_tokens=room)

@@ -182,8 +182,6 @@ class ChatMessage(BaseModel):
 
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
-    reasoning_content: Any = None
-    reasoning: Any = None  # its name at OpenRouter and newer servers
 
     @property
     def text(self) -> str:
@@ -211,9 +209,9 @@ class ChatReply(BaseModel):
         assert self.choices
         return self.choices[0]
 
-    def count(self, name: str) -> int | None:
-        """The server's token count under this name; None if missing or invalid."""
-        value = self._used(name)
+    def count(self, *names: str) -> int | None:
+        """The server's token count under this name, in the object of the one before; None if missing or invalid."""
+        value = self._used(*names)
         return value if isinstance(value, int) else None
 
     @property
@@ -222,20 +220,10 @@ class ChatReply(BaseModel):
         value = self._used("cost")
         return None if value is None else float(value)
 
-    @property
-    def thinking_tokens(self) -> int | None:
-        """The server's count of reasoning tokens: 0 without reasoning, None if it does not count what there is."""
-        details = self.usage.get("completion_tokens_details") if isinstance(self.usage, dict) else None
-        count = _count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
-        message = self.choice.message
-        return int(count) if count is not None else None if message.reasoning_content or message.reasoning else 0
-
-    def _used(self, name: str) -> float | None:
-        return _count(self.usage.get(name)) if isinstance(self.usage, dict) else None
-
-
-def _count(value: Any) -> float | None:
-    """A number of the server's; None if it is none, or too large."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return value if 0 <= value < MAX_COUNT else None
+    def _used(self, *names: str) -> float | None:
+        value = self.usage
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return value if 0 <= value < MAX_COUNT else None

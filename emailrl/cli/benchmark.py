@@ -304,9 +304,6 @@ def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) 
         yield table
 
 
-_ELSEWHERE = ("answer_correct", "offline_correct", "thinking_tokens")  # rubric fields with no row of their own
-
-
 def _cells(record: dict[str, Any]) -> dict[str, str]:
     """A result's numbers as text, by row; under attack also the share of injected instructions obeyed, by kind."""
     low, high = record["accuracy_low"], record["accuracy_high"]
@@ -314,10 +311,10 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     for name in ("pass_at_k", "majority") if "num_samples" in record else ():
         low, high = record[f"{name}_low"], record[f"{name}_high"]
         cells[name.replace("_at_k", f"@{record['num_samples']}")] = f"{record[name]:.1%} ({low:.1%} to {high:.1%})"
-    tokens = ["tokens", "prompt_tokens", "completion_tokens", *["thinking_tokens"] * bool(record["thinking_tokens"])]
+    tokens = ["tokens", "prompt_tokens", "completion_tokens", "thinking_tokens"]
     names = ["num_questions", *["unjudged"] * bool(record["unjudged"]), "exceptions", "reward", "latency_seconds"]
-    names += tokens + ["cost"] * (record["cost"] is not None)
-    names += [each.name for each in fields(Rubric) if each.name not in (*_ELSEWHERE, *tokens)]
+    names += tokens[: 4 if record["thinking_tokens"] else 3] + ["cost"] * (record["cost"] is not None)
+    names += [each.name for each in fields(Rubric) if each.name not in ("answer_correct", "offline_correct", *tokens)]
     names += ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
     for name in names:
         value = "none" if record[name] is None else record[name]

@@ -89,7 +89,7 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
                 then[f"{option} {shlex.quote(old)}"] = f"{option} {shlex.quote(new)}"
         if then:
             here = " ".join(then.values())
-            here = here.replace("--environment mail", "the mail environment", asks)
+            here = here.replace("--environment mail", "the mail environment") if asks else here
             say(f"Note: {path} was trained with {' '.join(then)}; this command uses {here}.")
 
 

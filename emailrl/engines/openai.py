@@ -79,7 +79,7 @@ class OpenAIEngine:
             else:
                 tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
                 completion.prompt_tokens, completion.completion_tokens = tokens
-                completion.thinking_tokens = reply.thinking_tokens
+                completion.thinking_tokens = reply.count("completion_tokens_details", "reasoning_tokens")
                 completion.cost = reply.cost
                 if prices != (None, None) and any(tokens):
                     completion.cost = sum(n * (price or 0.0) for n, price in zip(tokens, prices, strict=True)) / 1e6

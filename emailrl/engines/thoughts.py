@@ -68,7 +68,7 @@ def keeps_prefix(renderer: ChatRenderer, thought: str) -> bool:
         ids = renderer.tokenize(_reply(renderer, messages, prompt.text, thought))
         ends = [place for place, token in enumerate(ids, 1) if token in renderer.stop_ids]
         ids = ids[: ends[0]] if ends else ids  # some templates write no end of a turn: the next role ends it
-        messages += [renderer.parse(ids), Message("tool", "[]", tool_call_id="call", name=_name(renderer))]
+        messages += [renderer.parse(ids), Message("tool", "[]", tool_call_id="call", name="search_emails")]
         prompt = renderer.extend(prompt.text + renderer.text_of(ids), messages)
         if not prompt.extends:
             return False
@@ -109,18 +109,13 @@ def _remedies(renderer: ChatRenderer, model: ModelSettings) -> Iterator[str]:
 
 def _reply(renderer: ChatRenderer, messages: list[Message], prompt: str, thought: str) -> str:
     """A call after a thought in the template's own form, else, if it takes no calls, in Hermes'."""
-    name, arguments = _name(renderer), {"keywords": ["lease"]}
-    said = Message("assistant", thought, [ToolCall(name, arguments)])
+    call = ToolCall("search_emails", {"keywords": ["lease"]})
     try:
-        text = renderer.render([*messages, said], add_generation_prompt=False)
+        text = renderer.render([*messages, Message("assistant", thought, [call])], add_generation_prompt=False)
     except EmailRLError:
         text = ""
-    if text.startswith(prompt) and name in text[len(prompt) :]:
+    if text.startswith(prompt) and call.name in text[len(prompt) :]:
         reply = text[len(prompt) :]
         return reply if thought else _NO_THOUGHT.sub("", reply)
     thought = _OPENING.sub("", thought).lstrip() if _OPENED.search(prompt) else thought
-    return f"{thought}<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
-
-
-def _name(renderer: ChatRenderer) -> str:
-    return str(renderer.tools[0]["function"]["name"]) if renderer.tools else "search_emails"
+    return f"{thought}<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n</tool_call>"
