@@ -312,22 +312,21 @@ def test_a_thought_has_a_bound_of_its_own_and_the_answer_goes_on_in_the_same_tur
     assert trajectory.rubric["thinking_tokens"] == turn.thinking_tokens == thinking
 
 
-def test_a_turn_in_parts_ends_with_the_window_and_keeps_one_policy(renderer: ByCharacter) -> None:
+@pytest.mark.parametrize(("window", "sampled"), [(12, 9), (13, 10)])  # 13: its second part is empty
+def test_a_turn_in_parts_ends_with_the_window(renderer: ByCharacter, window: int, sampled: int) -> None:
     sampling = SamplingParams(10, max_thinking_tokens=17)
-    (full,) = run([Echo()], InParts([THOUGHT + "a."], window=12), renderer, sampling, seeds=[1])
-    assert (full.stop_reason, len(full.turns[0].completion_ids)) == (StopReason.TRUNCATED, 9)
-    (full,) = run([Echo()], InParts([THOUGHT + "a."], window=13), renderer, sampling, seeds=[1])
-    assert (full.stop_reason, len(full.turns[0].completion_ids)) == (
-        StopReason.TRUNCATED,
-        10,
-    )  # its second part is empty
-    for stale_allowed in (False, True):
-        engine = InParts([THOUGHT + "a.", "bye."])
-        engine.versions = iter(["v1", "v1", "v2", "v2"])
-        (trajectory,) = run([Echo()], engine, renderer, sampling, seeds=[1], stale_allowed=stale_allowed)
-        changed = "StaleSpanError: the policy changed from v1 to v2 mid-turn"
-        assert trajectory.exception == (None if stale_allowed else changed)
-        assert [turn.policy_version for turn in trajectory.turns] == ["v2", "v2"] * stale_allowed
+    (full,) = run([Echo()], InParts([THOUGHT], window=window), renderer, sampling, seeds=[1])
+    assert (full.stop_reason, len(full.turns[0].completion_ids)) == (StopReason.TRUNCATED, sampled)
+
+
+@pytest.mark.parametrize("stale_allowed", [True, False])
+def test_a_policy_that_changes_in_mid_turn_is_an_exception(renderer: ByCharacter, stale_allowed: bool) -> None:
+    engine, sampling = InParts([THOUGHT + "a.", "bye."]), SamplingParams(10, max_thinking_tokens=17)
+    engine.versions = iter(["v1", "v1", "v2", "v2"])
+    (trajectory,) = run([Echo()], engine, renderer, sampling, seeds=[1], stale_allowed=stale_allowed)
+    changed = "StaleSpanError: the policy changed from v1 to v2 mid-turn"
+    assert trajectory.exception == (None if stale_allowed else changed)
+    assert [turn.policy_version for turn in trajectory.turns] == ["v2", "v2"] * stale_allowed
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -17,28 +17,25 @@ from emailrl.settings import ModelSettings
 
 KEPT, BROKEN, REFUSED, NO_SWITCH = "kept", "broken", "refused", None
 FAMILIES = {  # template → with THINKING=auto, on, off
-    "cohere2": (REFUSED, NO_SWITCH, NO_SWITCH),  # it knows no role but user and assistant
-    "deepseekv3": (BROKEN, NO_SWITCH, NO_SWITCH),
-    "gemma3": (REFUSED, NO_SWITCH, NO_SWITCH),
-    "glm4moe": (KEPT, KEPT, KEPT),
-    "lfm2": (KEPT, NO_SWITCH, NO_SWITCH),
-    "lfm2_2_5": (KEPT, NO_SWITCH, NO_SWITCH),
-    "llama3_1": (KEPT, NO_SWITCH, NO_SWITCH),
-    "llama3_2": (KEPT, NO_SWITCH, NO_SWITCH),
-    "phi3_5": (KEPT, NO_SWITCH, NO_SWITCH),
-    "qwen2_5": (KEPT, NO_SWITCH, NO_SWITCH),
+    **dict.fromkeys(("glm4moe", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6"), (KEPT, KEPT, KEPT)),
     "qwen3": (KEPT, KEPT, BROKEN),  # the empty thought of its prompt is missing from the history
-    "qwen3_5_nothink": (KEPT, KEPT, KEPT),
-    "qwen3_5_think": (KEPT, KEPT, KEPT),
-    "qwen3_6": (KEPT, KEPT, KEPT),
-    "qwen3_instruct_2507": (KEPT, NO_SWITCH, NO_SWITCH),
+    **dict.fromkeys(
+        ("lfm2", "lfm2_2_5", "llama3_1", "llama3_2", "phi3_5", "qwen2_5", "qwen3_instruct_2507"),
+        (KEPT, NO_SWITCH, NO_SWITCH),
+    ),
+    "deepseekv3": (BROKEN, NO_SWITCH, NO_SWITCH),
+    **dict.fromkeys(("cohere2", "gemma3"), (REFUSED, NO_SWITCH, NO_SWITCH)),  # they know user and assistant only
 }
-BY_DIALECT = {"gptoss", "nemotron_3_nano"}  # whether they keep it depends on how their own calls are told again
+BY_DIALECT = {"gptoss", "nemotron_3_nano"}  # it depends on how calls of their own form are told again
 CONTROLS = [
     "<think>", "</think>", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|end|>",
     "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<end_of_turn>", "<start_of_turn>",
     "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|assistant|>", "<|observation|>", "<｜end▁of▁sentence｜>",
 ]  # fmt: skip
+CHAT = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content.split('</think>')[-1] if m.role == 'assistant' and not KEEP else m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +46,10 @@ def tokenizer(shared_data: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def renderer_of(tokenizer: PreTrainedTokenizerBase, template: str, model: ModelSettings) -> ChatRenderer:
-    own = copy.copy(tokenizer)
+def note(tokenizer: PreTrainedTokenizerBase, template: str, turns: int = 10, **settings: str) -> str | None:
+    own, model = copy.copy(tokenizer), ModelSettings(**settings)
     own.chat_template = template
-    return ChatRenderer(with_arguments(own, model), tool_schemas())
-
-
-def outcome(tokenizer: PreTrainedTokenizerBase, template: str, model: ModelSettings) -> str | None:
-    try:
-        note = prefix_note(renderer_of(tokenizer, template, model), model, 10)
-    except UsageError:
-        return NO_SWITCH
-    if note is None:
-        return KEPT
-    return REFUSED if note.startswith("the chat template cannot render a tool's result: ") else BROKEN
+    return prefix_note(ChatRenderer(with_arguments(own, model), tool_schemas()), model, turns)
 
 
 def test_the_probe_knows_which_templates_keep_the_prefix(shared_data: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -71,68 +58,55 @@ def test_the_probe_knows_which_templates_keep_the_prefix(shared_data: Path, toke
         pytest.skip(f"no chat templates at {folder}")
     templates = {file.stem: file.read_text() for file in folder.glob("*.jinja")}
     assert templates.keys() == FAMILIES.keys() | BY_DIALECT
-    found = {
-        name: tuple(outcome(tokenizer, templates[name], ModelSettings(thinking=way)) for way in ("auto", "on", "off"))
-        for name in FAMILIES
-    }
-    assert found == FAMILIES
+
+    def outcome(template: str, way: str) -> str | None:
+        try:
+            said = note(tokenizer, template, thinking=way)
+        except UsageError:
+            return NO_SWITCH
+        refused = "the chat template cannot render a tool's result: "
+        return KEPT if said is None else REFUSED if said.startswith(refused) else BROKEN
+
+    for name, known in FAMILIES.items():
+        assert tuple(outcome(templates[name], way) for way in ("auto", "on", "off")) == known, name
+    said = note(tokenizer, templates["qwen3"], thinking="off")
+    assert said is not None and "earlier turns: " in said and said.endswith("set THINKING=on")
 
 
-CHAT = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content.split('</think>')[-1].lstrip('\\n') if m.role == 'assistant' and KEEP is false else m.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
-
-def test_the_note_names_the_cost_and_a_setting_that_was_tried(
-    shared_data: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    def note(template: str, max_turns: int = 10, **settings: str) -> str | None:
-        model = ModelSettings(**settings)
-        return prefix_note(renderer_of(tokenizer, template, model), model, max_turns)
-
-    strips = CHAT.replace("KEEP", "false")
-    said = note(strips)
+def test_the_note_names_the_cost_and_a_setting_that_was_tried(tokenizer: PreTrainedTokenizerBase) -> None:
+    strips, flag = CHAT.replace("KEEP", "false"), CHAT.replace("KEEP", "preserve_thinking")
+    said = note(tokenizer, strips)
     assert said is not None and "earlier turns with a thought: " in said and "up to 10 a rollout" in said
     assert said.endswith("set a CHAT_TEMPLATE that keeps them")  # nothing else would help
-    assert note(strips, max_turns=1) is None and note(CHAT.replace("KEEP", "true")) is None
-    flag = CHAT.replace("KEEP", "(preserve_thinking is defined and preserve_thinking)")
-    said = note(flag, chat_template_kwargs='{"a": 1}')
+    assert note(tokenizer, strips, turns=1) is None and note(tokenizer, CHAT.replace("KEEP", "true")) is None
+    said = note(tokenizer, flag, chat_template_kwargs='{"a": 1}')
     assert said is not None and said.endswith("""set CHAT_TEMPLATE_KWARGS='{"a": 1, "preserve_thinking": true}'""")
-    assert note(flag, chat_template_kwargs='{"preserve_thinking": true}') is None
-    # A switch decides whether there are thoughts; the template's own default counts for auto.
-    switch = (
-        strips + "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-    )
-    said = note(switch.replace("<think>\n\n</think>\n\n", "(quick)"))
-    assert said is not None and "earlier turns: " in said
-    if (qwen3 := shared_data / "chat_templates" / "qwen3.jinja").is_file():
-        said = note(qwen3.read_text(), thinking="off")
-        assert said is not None and "earlier turns: " in said and said.endswith("set THINKING=on")
+    assert note(tokenizer, flag, chat_template_kwargs='{"preserve_thinking": true}') is None
+
+
+HARMONY = "<|channel|>analysis<|message|>hm"
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sampled", "thought", "is_open"),
+    ("prompt", "thought", "rest", "is_open"),
     [
-        ("assistant\n", "", "", True),  # it may become one
-        ("assistant\n", "<think>\nhm", "<think>\nhm", True),
-        ("assistant\n<think>\n", "hm", "hm", True),
-        ("assistant\n<think>\n", "hm\n</think>\n\nIn May", "hm\n</think>", False),
-        ("assistant\n", "\n<think>hm</think>a</think>b", "\n<think>hm</think>", False),  # the first end
-        ("assistant\n<think>\n\n</think>\n\n", "In May", "", False),
-        ("assistant\n", "In <think>", "", False),
-        ("assistant\n", "[THINK]hm[/THINK]In May", "[THINK]hm[/THINK]", False),
-        ("assistant\n", "<|channel|>analysis<|message|>hm", "<|channel|>analysis<|message|>hm", True),
-        ("a", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>May",
-         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final", False),
+        ("a\n", "", "", True),  # it may become one
+        ("a\n", "<think>\nhm", "", True), ("a\n<think>\n", "hm", "", True), ("a\n", HARMONY, "", True),
+        ("a\n<think>\n", "hm\n</think>", "\n\nIn May", False),
+        ("a\n", "\n<think>hm</think>", "b</think>c", False),  # the first end
+        ("a\n<think>\n\n</think>\n\n", "", "In <think>", False), ("a\n", "", "In May", False),
+        ("a\n", "[THINK]hm[/THINK]", "In May", False),
+        ("a", HARMONY + "<|end|><|start|>assistant<|channel|>final", "<|message|>May", False),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("single", [True, False])
-def test_a_thought_is_counted_in_tokens_whether_or_not_its_end_is_one_token(
-    tokenizer: PreTrainedTokenizerBase, qwen: PreTrainedTokenizerBase, single: bool,
-    prompt: str, sampled: str, thought: str, is_open: bool,
-) -> None:  # fmt: skip
-    renderer = ChatRenderer(tokenizer if single else qwen)
-    # As sampled: a token may be split where the tokenizer would not.
-    ids = [*renderer.tokenize(thought), *renderer.tokenize(sampled.removeprefix(thought))]
-    assert thought_of(renderer, prompt, ids) == (len(renderer.tokenize(thought)), is_open)
+def test_a_thought_is_counted_in_tokens_whether_or_not_its_end_is_one(
+    tokenizer: PreTrainedTokenizerBase,
+    qwen: PreTrainedTokenizerBase,
+    prompt: str,
+    thought: str,
+    rest: str,
+    is_open: bool,
+) -> None:
+    for renderer in map(ChatRenderer, (tokenizer, qwen)):
+        ids = renderer.tokenize(thought)
+        assert thought_of(renderer, prompt, [*ids, *renderer.tokenize(rest)]) == (len(ids), is_open)
