@@ -103,7 +103,7 @@ class EmailAgent:
         agent, db, today = self.settings.agent, self.settings.store.db, datetime.now(UTC).date().isoformat()
         date = query_date or min(today, last_day(db) or today)
         scenario = Scenario("question", question, "", [], inbox.lower(), date)
-        sampling = SamplingParams(agent.max_tokens, agent.eval_temperature, agent.top_p, agent.top_k)
+        sampling = SamplingParams.of(agent, agent.eval_temperature)
         order, without_keywords = agent.search_order, agent.search_without_keywords
         with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
             if not mailbox.known:
@@ -131,6 +131,7 @@ def _opened(
     from emailrl.engines import build_engine, open_policy
     from emailrl.model.policy import Policy
     from emailrl.model.resolve import find_adapter, with_token_limit
+    from emailrl.model.template import with_arguments
 
     if isinstance(model, str | Path):
         if not (Path(model) / CONFIG).is_file():
@@ -146,7 +147,8 @@ def _opened(
         changes["model"] = settings.model.model_copy(update={"backend": "unsloth"})
     settings = settings.model_copy(update=changes)
     parameter, name = next(model.parameters()), str(getattr(model, "name_or_path", ""))
-    policy = Policy(model, tokenizer, name, name, parameter.device, parameter.dtype)
+    told = with_arguments(tokenizer, settings.model)
+    policy = Policy(model, told, name, name, parameter.device, parameter.dtype)
     engine = build_engine(settings, policy)
     if isinstance(model, PeftModel):
         # Engines load adapters only from folders, so that the hash on every trajectory is a file's.

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Protocol
 from emailrl.agent.task import MAIL, StepResult, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
+from emailrl.engines.thoughts import prefix_note, thought_of
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
-from emailrl.settings import AgentSettings
+from emailrl.settings import AgentSettings, ModelSettings
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
@@ -120,6 +121,7 @@ class _Rollout:
     stale_allowed: bool
     stale_turns: int = 0
     text: str = ""
+    part: Completion | None = None  # what is sampled of a turn that may go on
 
     def advance(self, completion: Completion | None) -> Request | None:
         """Begin (None) or process a completion; returns the next request, None when the trajectory is over."""
@@ -127,14 +129,48 @@ class _Rollout:
         try:
             if completion is None:
                 trajectory.messages += self.environment.start()
+            else:
+                completion = completion if self.part is None else self._joined(self.part, completion)
+                if (going_on := self._go_on(completion)) is not None:
+                    return going_on
             if completion is None or self._play(completion):
                 ids = [] if self.renderer is None else self._prompt(self.renderer, completion)
                 seed = derive_seed(self.seed, len(trajectory.turns))
-                return Request(trajectory.id, self.sampling, ids, list(trajectory.messages), seed)
+                sampling = replace(self.sampling, max_tokens=self._room([]))
+                return Request(trajectory.id, sampling, ids, list(trajectory.messages), seed)
         except Exception as error:
             trajectory.exception, trajectory.stop_reason = f"{type(error).__name__}: {error}", StopReason.EXCEPTION
         self._finish()
         return None
+
+    def _room(self, ids: Sequence[int]) -> int:
+        """How many tokens may follow these of a turn: within its thought's bound, or within that of its answer."""
+        most, bound = self.sampling.max_tokens, self.sampling.max_thinking_tokens
+        if bound is None or self.renderer is None:
+            return most - len(ids)
+        thought, is_open = thought_of(self.renderer, self.text, ids)
+        return min(bound - thought, most) if is_open else most - (len(ids) - thought)
+
+    def _go_on(self, completion: Completion) -> Request | None:
+        """The request that goes on with a turn cut off where its thought may end, not its answer; None for others."""
+        begun, ids = [] if self.part is None else self.part.token_ids, completion.token_ids
+        self.part = None
+        if completion.finish_reason != "length" or self.renderer is None:
+            return None
+        if len(ids) < len(begun) + self._room(begun) or (room := self._room(ids)) < 1:  # less than asked: no window
+            return None
+        self.part, seed = completion, derive_seed(self.seed, len(self.trajectory.turns), len(ids))
+        prompt, sampling = self.trajectory.samples[-1].token_ids + ids, replace(self.sampling, max_tokens=room)
+        return Request(self.trajectory.id, sampling, prompt, list(self.trajectory.messages), seed)
+
+    def _joined(self, part: Completion, rest: Completion) -> Completion:
+        """A turn's completion of two; its weights are those of the later one."""
+        before, after = ((each.policy_version, each.adapter_sha256) for each in (part, rest))
+        if before != after and not self.stale_allowed:
+            raise StaleSpanError(f"the policy changed from {before[0]} to {after[0]} mid-turn")
+        ids, logprobs = part.token_ids + rest.token_ids, part.logprobs + rest.logprobs
+        seconds, prompt = part.seconds + rest.seconds, part.prompt_tokens
+        return replace(rest, token_ids=ids, logprobs=logprobs, seconds=seconds, prompt_tokens=prompt)
 
     def _play(self, completion: Completion) -> bool:
         """Record a completion and have the environment reply; False when the trajectory is over."""
@@ -157,8 +193,9 @@ class _Rollout:
         if self.renderer is not None:
             trajectory.samples[-1].append_sampled(completion.token_ids, completion.logprobs)
             message = self.renderer.parse(completion.token_ids)
+            turn.thinking_tokens, _ = thought_of(self.renderer, self.text, completion.token_ids)
         elif completion.message is not None:
-            message = completion.message
+            message, turn.thinking_tokens = completion.message, completion.thinking_tokens
         else:
             raise RuntimeError("the engine returned neither a message nor anything to render it with")
         trajectory.messages.append(message)
@@ -195,6 +232,8 @@ class _Rollout:
             trajectory.rubric["stale_turns"] = self.stale_turns
         trajectory.rubric["prompt_tokens"] = sum(turn.prompt_tokens for turn in trajectory.turns)
         trajectory.rubric["completion_tokens"] = sum(turn.completion_tokens for turn in trajectory.turns)
+        thoughts = [turn.thinking_tokens for turn in trajectory.turns if turn.thinking_tokens is not None]
+        trajectory.rubric["thinking_tokens"] = sum(thoughts) if len(thoughts) == len(trajectory.turns) else None
         trajectory.final_answer = getattr(self.environment, "final_answer", None)
         trajectory.final_sources = list(getattr(self.environment, "final_sources", ()))
         # Exclude the time it waited for a free row in the engine, which says nothing about the policy.
@@ -273,6 +312,10 @@ class Stage:
     make_environment: MakeEnvironment
     renderer: ChatRenderer | None  # None for chat engines
     stale_allowed: bool = False  # Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)
+
+    def prefix_note(self, model: ModelSettings) -> str | None:
+        """As ``engines.thoughts.prefix_note``; None without a template."""
+        return None if self.renderer is None else prefix_note(self.renderer, model, self.agent.max_turns)
 
     def on(self, engine: Engine, activity: Activity | None = None) -> Play:
         """Play all conversations at once with this engine, noting progress in ``activity``; trajectories are filled
@@ -363,7 +406,7 @@ class Collector:
             groups.append(TrajectoryGroup(name, scenario, [played.get(each.id, each) for each in made]))
         fresh = [each for group in groups for each in group.trajectories if each.id not in played]
         temperature = agent.temperature if temperature is None else temperature
-        sampling = SamplingParams(agent.max_tokens, temperature, agent.top_p, agent.top_k)
+        sampling = SamplingParams.of(agent, temperature)
         ended = {each.id: each for each in self.play(fresh, sampling, seed, progress)}
         for group in groups:
             group.trajectories = [ended.get(each.id, each) for each in group.trajectories]

@@ -66,6 +66,7 @@ class Rubric:
     ever_tried_to_read_invalid_email: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    thinking_tokens: int | None = None  # of them, in thoughts; None if a chat server does not report them
     answer_words: int | None = None
     """Length of an attempted answer; this and the fields below are None without one, so that means are over answers."""
     answer_candidates: int | None = None  # How many candidate answers it offers (``rewards.scorer.count_candidates``)

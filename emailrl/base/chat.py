@@ -236,9 +236,9 @@ class ChatReply(BaseModel):
         assert self.choices
         return self.choices[0]
 
-    def count(self, name: str) -> int | None:
-        """The server's token count under this name; None if missing or invalid."""
-        value = self._used(name)
+    def count(self, *names: str) -> int | None:
+        """The server's token count under this name, in the object of the one before; None if missing or invalid."""
+        value = self._used(*names)
         return value if isinstance(value, int) else None
 
     def cost_at(self, prices: Prices = (None, None)) -> float | None:
@@ -249,8 +249,10 @@ class ChatReply(BaseModel):
         value = self._used("cost")
         return None if value is None else float(value)
 
-    def _used(self, name: str) -> float | None:
-        value = self.usage.get(name) if isinstance(self.usage, dict) else None
+    def _used(self, *names: str) -> float | None:
+        value = self.usage
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         return value if 0 <= value < MAX_COUNT else None

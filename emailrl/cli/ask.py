@@ -61,7 +61,7 @@ _WHY: Final = {
 }
 
 
-@setting_options("model_name engine db max_cost")
+@setting_options("model_name engine thinking chat_template_kwargs db max_cost")
 def ask(
     *,
     words: Annotated[

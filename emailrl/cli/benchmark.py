@@ -67,7 +67,8 @@ FAILURES = {  # verdicts to look at, the most telling first, and how the suggest
 
 
 @setting_options(
-    "engine environment reward test_set_size bench_sequential bench_samples eval_temperature",
+    "engine environment reward thinking chat_template_kwargs",
+    "test_set_size bench_sequential bench_samples eval_temperature",
     "questions db allow_shared_inbox max_cost verbose show_trajectory_details",
     verbose="Print a line per rollout.",
 )
@@ -258,6 +259,8 @@ def results_table(report: Report, width: int) -> RenderableType:
         heading += f", {conditions['samples']} samples per question"
     if conditions["sequential"]:
         heading += ", one question at a time"
+    if conditions["thinking"] != "auto":
+        heading += f", thinking {conditions['thinking']}"
     if conditions["reward_name"] != "art_e":
         heading += f", reward {conditions['reward_name']}"
     lines = [
@@ -313,9 +316,9 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     for name in ("pass_at_k", "majority") if "num_samples" in record else ():
         low, high = record[f"{name}_low"], record[f"{name}_high"]
         cells[name.replace("_at_k", f"@{record['num_samples']}")] = f"{record[name]:.1%} ({low:.1%} to {high:.1%})"
-    tokens = ["tokens", "prompt_tokens", "completion_tokens"]
+    tokens = ["tokens", "prompt_tokens", "completion_tokens", "thinking_tokens"]
     names = ["num_questions", *["unjudged"] * bool(record["unjudged"]), "exceptions", "reward", "latency_seconds"]
-    names += tokens + ["cost"] * (record["cost"] is not None)
+    names += tokens[: 4 if record["thinking_tokens"] else 3] + ["cost"] * (record["cost"] is not None)
     names += [each.name for each in fields(Rubric) if each.name not in ("answer_correct", "offline_correct", *tokens)]
     names += ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
     for name in names:

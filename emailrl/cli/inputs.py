@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from emailrl.measure.benchmark import Subject
     from emailrl.settings import PlayingSettings, Settings
 
-TASK: Final = {"--environment": ("agent", "environment"), "--reward": ("rewards", "reward")}
-"""The settings that decide what a policy is trained to do, by option."""
+TASK: Final = {
+    "--environment": ("agent", "environment"), "--reward": ("rewards", "reward"),
+    "--thinking": ("model", "thinking"), "--chat-template-kwargs": ("model", "chat_template_kwargs"),
+}  # fmt: skip
+"""The settings that decide what a policy is trained to do, and how it is told to, by option."""
 SHARED: Final = "--allow-shared-inbox"
 LONGEST_NAME: Final = 200  # in characters, of a name from a checkpoint's metadata, which may be a stranger's
 MAX_FOLDERS: Final = 20_000  # to search for trajectories: over 1,000 runs with their checkpoints; walked in seconds
@@ -64,8 +67,8 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 
 def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
-    """Print a note on each checkpoint that is untrained, or trained in another environment or on another reward;
-    ``asks``: they answer in the mail environment, without a reward."""
+    """Print a note on each checkpoint that is untrained, or trained in another environment, on another reward or with
+    other template arguments; ``asks``: they answer in the mail environment, without a reward."""
     from emailrl.checkpoints import METADATA, SFT, read_checkpoint
     from emailrl.model.resolve import untrained_note
 
@@ -80,12 +83,13 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
         for option, (section, name) in TASK.items():
             if option == "--reward" and (asks or metadata.mode == SFT):
                 continue
-            new = "mail" if asks else str(now[section][name])
+            new = "mail" if asks and name == "environment" else str(now[section][name])
             old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
             if old != new:
                 then[f"{option} {shlex.quote(old)}"] = f"{option} {shlex.quote(new)}"
         if then:
-            here = "the mail environment" if asks else " ".join(then.values())
+            here = " ".join(then.values())
+            here = here.replace("--environment mail", "the mail environment") if asks else here
             say(f"Note: {path} was trained with {' '.join(then)}; this command uses {here}.")
 
 

@@ -48,7 +48,8 @@ CONDITIONS = ".conditions.json"  # replaces .jsonl in the name of the file that 
 
 
 @setting_options(
-    "model_name engine reward environment questions db temperature seed max_cost verbose show_trajectory_details",
+    "model_name engine reward environment thinking chat_template_kwargs",
+    "questions db temperature seed max_cost verbose show_trajectory_details",
     verbose="Print a line per rollout.",
 )
 def rollout(
@@ -182,7 +183,7 @@ def _play(
         say_loading(settings, subject.model_name)
     total = len(scenarios) * num_generations
     how: Record = {"seed": settings.training.seed, "temperature": settings.agent.temperature, "split_label": split}
-    with closing(players([subject], settings)) as playing:
+    with closing(players([subject], settings, lambda note: warn(f"Note: {note}"))) as playing:
         _, collector = next(playing)
         started = time.perf_counter()
         try:
@@ -219,13 +220,14 @@ def rollout_table(
         f"no answer ({', '.join(f'{reason} {count}' for reason, count in reasons)})": counts["no answer"],
         "failed": counts["crashed"],
     }
+    thoughts = f", {rubric['thinking_tokens']:.0f} in thoughts" if rubric.get("thinking_tokens") else ""
     rows = {
         "policy": f"{policy}, temperature {settings.agent.temperature:g}",
         "trajectories": f"{len(trajectories)}{resumed} in {seconds:.1f} s ({num_new / seconds:.2f} per second)",
         "accuracy": f"{result.accuracy:.1%} (95%: {low:.1%} to {high:.1%})",
         "mean reward": "-" if result.reward is None else f"{result.reward:.3f}",
         "turns": f"{rubric['num_turns']:.3f}" if "num_turns" in rubric else "-",
-        "tokens": "-" if result.tokens is None else f"{result.tokens:.0f}",
+        "tokens": "-" if result.tokens is None else f"{result.tokens:.0f}{thoughts}",
         "found / read source": " / ".join("-" if share is None else f"{share:.1%}" for share in sources),
         "ended": ", ".join(f"{name} {count}" for name, count in endings.items() if count),
         "exceptions": str(result.exceptions),

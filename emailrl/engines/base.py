@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from emailrl.base.http import CostReached
 from emailrl.base.plain import tell
 from emailrl.records.trajectory import Message
+from emailrl.settings import AgentSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,12 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    max_thinking_tokens: int | None = None
+    """Of a turn, whose answer then has ``max_tokens`` of its own (`play`); engines read only ``max_tokens``."""
+
+    @classmethod
+    def of(cls, agent: AgentSettings, temperature: float) -> SamplingParams:
+        return cls(agent.max_tokens, temperature, agent.top_p, agent.top_k, agent.max_thinking_tokens)
 
 
 @dataclass(slots=True)
@@ -50,6 +57,7 @@ class Completion:
     seconds: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int | None = None  # the chat server's count; None means ``len(token_ids)``
+    thinking_tokens: int | None = None  # the chat server's count, if it reports one
     message: Message | None = None  # set by chat engines: the assistant message as the server parsed it
     error: str | None = None
     cost: float | None = None  # US dollars; None for engines without a price

@@ -18,6 +18,7 @@ from emailrl.base.errors import UsageError
 from emailrl.base.http import Bill, CostReached, harmless, sendable, tell
 from emailrl.engines.base import Advance, Completion, Ended, Request, converse
 from emailrl.engines.renderer import checked_arguments, parse_tool_calls
+from emailrl.model.template import server_arguments
 from emailrl.records.trajectory import Message, ToolCall
 from emailrl.settings import OpenAISettings, PlayingSettings, RewardSettings
 
@@ -42,6 +43,7 @@ class OpenAIEngine:
     def __init__(self, settings: PlayingSettings, tools: Sequence[dict[str, Any]], bill: Bill | None = None) -> None:
         self.model = settings.model.name
         self._settings, self._url = settings.openai, settings.openai.openai_base_url
+        self._template_arguments = server_arguments(settings.model)
         self._tools, self._bill = list(tools), bill
         self._prices = settings.openai.input_price, settings.openai.output_price
         self._concurrency, self._timeout = settings.agent.rollout_concurrency, settings.rewards.litellm_timeout
@@ -78,6 +80,7 @@ class OpenAIEngine:
             else:
                 tokens = (reply.count("prompt_tokens") or 0, reply.count("completion_tokens") or 0)
                 completion.prompt_tokens, completion.completion_tokens = tokens
+                completion.thinking_tokens = reply.count("completion_tokens_details", "reasoning_tokens")
                 completion.cost = reply.cost_at(self._prices)
                 completion.message = as_message(reply.choice.message)
                 completion.finish_reason = "length" if reply.choice.finish_reason == "length" else "stop"
@@ -147,6 +150,8 @@ class OpenAIEngine:
         body |= {"tools": self._tools} if self._tools else {}
         body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
+        if self._template_arguments:
+            extra["chat_template_kwargs"] = self._template_arguments
         if self._key_name == OPENROUTER_KEY:
             extra["usage"] = {"include": True}  # OpenRouter then states what the request cost
         return body | ({"extra_body": extra} if extra else {})

@@ -204,6 +204,9 @@ def run_benchmark(
         "split": "test",
         "temperature": temperature,
         "max_turns": settings.agent.max_turns,
+        "thinking": settings.model.thinking,
+        "chat_template_kwargs": settings.model.chat_template_kwargs,
+        "max_thinking_tokens": settings.agent.max_thinking_tokens,
         "samples": bench.bench_samples,
         "sequential": bench.bench_sequential,
         "seed": settings.training.seed,
@@ -321,9 +324,12 @@ def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for pair in twins for subject in pair]
 
 
-def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator[tuple[Subject, Collector], None, None]:
-    """Yield each subject with its collector; a base model is loaded once for all its subjects. Chat servers and judge
-    share a bill of at most MAX_COST."""
+def players(
+    subjects: Sequence[Subject], settings: PlayingSettings, say: Callable[[str], None] = lambda note: None
+) -> Generator[tuple[Subject, Collector], None, None]:
+    """Yield each subject with its collector; a base model is loaded once for all its subjects. ``say`` is called with a
+    note on a chat template that splits rollouts into several samples. Chat servers and judge share a bill of at most
+    MAX_COST."""
     from emailrl.engines import open_policy
     from emailrl.engines.openai import OpenAIEngine
     from emailrl.rewards.scorer import build_scorer
@@ -341,6 +347,8 @@ def players(subjects: Sequence[Subject], settings: PlayingSettings) -> Generator
                 named, policy, engine = open_policy(named)
                 opened.enter_context(closing(engine))
                 stage = build_stage(named, policy)
+                if (note := stage.prefix_note(named.model)) is not None:
+                    say(note)
             for subject in (each for each in subjects if each.model_name == model_name):
                 adapter, own = subject.adapter, stage
                 if isinstance(engine, PolicyEngine):

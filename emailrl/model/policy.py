@@ -36,6 +36,7 @@ from emailrl.model.packing import enable_packing
 from emailrl.model.resolve import base_name, read_base, read_chat_template, resolve_model, same_base
 from emailrl.model.shape import load_config, parameters_of, remedy_for
 from emailrl.model.shard import check_shardable, shard_base
+from emailrl.model.template import with_arguments
 from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, prepare_unsloth
 from emailrl.settings import ModelSettings, PolicySettings, TrainingSettings
 
@@ -282,7 +283,7 @@ def _load_base(
     try:
         # Loaded separately from the weights: its own `_attn_implementation` would override ours.
         config = load_config(wanted.name, path)
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = _load_tokenizer(wanted, path)  # before the weights: a template that cannot be used costs none
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:
@@ -302,11 +303,16 @@ def _load_base(
         said = f"The model '{wanted.name}' failed to load: {first_line(error).removesuffix('.')}."
         raise EmailRLError(said, hint) from error
     model.requires_grad_(False)
+    return (model.to(device) if move and not wanted.load_in_4bit else model), tokenizer
+
+
+def _load_tokenizer(wanted: ModelSettings, path: str | Path) -> Any:
+    tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if wanted.chat_template is not None:
         tokenizer.chat_template = read_chat_template(wanted.chat_template)
-    return (model.to(device) if move and not wanted.load_in_4bit else model), tokenizer
+    return with_arguments(tokenizer, wanted)
 
 
 def prepare_training(

@@ -61,7 +61,7 @@ class Tokens:
 
     per_trajectory: int  # Prompt, completions and tool results of one trajectory.
     longest: int  # The longest trajectory of a step: `LONGEST` times the mean.
-    most_per_trajectory: int  # MAX_TURNS completions of MAX_TOKENS with the longest emails, or the context window.
+    most_per_trajectory: int  # MAX_TURNS turns of the most tokens with the longest emails, or the context window.
     trainable_share: float
     trajectories: int  # Of one step.
     eval_trajectories: int
@@ -131,7 +131,7 @@ class Job:
         settings, known, measured = self.settings, self.known, self.known.measured
         agent, training = settings.agent, settings.training
         turns = 1 if training.mode == "simple" else agent.max_turns
-        most = min(PROMPT + turns * agent.max_tokens + (turns - 1) * TOOL_RESULT, self.window)
+        most = min(PROMPT + turns * agent.turn_tokens + (turns - 1) * TOOL_RESULT, self.window)
         mean, share = (TYPICAL_OF_NANO if settings.model.name == NANO else TYPICAL)[training.mode]
         mean, source = min(mean, most), "typical"
         if measured is not None:

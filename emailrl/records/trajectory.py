@@ -142,6 +142,7 @@ class Turn:
     tool_seconds: Number = 0.0
     prompt_tokens: Integer = 0
     completion_tokens: Integer = 0  # number of sampled tokens; counted by the server if it returns only text
+    thinking_tokens: Integer | None = None  # those of its thought; None if a server does not report them
     cost: Number | None = None  # US dollars; None for engines without a price
     policy_version: str = ""
     adapter_sha256: str | None = None

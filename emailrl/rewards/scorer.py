@@ -244,7 +244,7 @@ def build_scorer(
     elif name == "simple":
         chosen = simple_reward
     elif name == "heuristic":
-        chosen = heuristic_reward(agent.max_tokens)
+        chosen = heuristic_reward(agent.turn_tokens)
     elif name == "ruler":
         chosen = ruler_reward(rewards, concurrency=concurrency, bill=bill)
     elif name.lower().startswith(("http://", "https://")):

@@ -166,7 +166,8 @@ class AlgorithmSettings(Section):
     loss_aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
     """Aggregation of token losses."""
     constant_length: Positive | None = None
-    """Sequence length assumed by `constant` aggregation, in tokens; default: MAX_TOKENS."""
+    """Sequence length assumed by `constant` aggregation, in tokens; default: MAX_TOKENS, plus
+    MAX_THINKING_TOKENS if set."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
     """Target of an adaptive KL coefficient; default: fixed at BETA."""
     kl_horizon: Positive = 10000

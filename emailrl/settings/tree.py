@@ -8,10 +8,11 @@ Every leaf has one name that is unique in the whole tree. Its upper-case form is
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from emailrl.base.credentials import secret_argument, without_credentials
 from emailrl.base.errors import UsageError
@@ -41,6 +42,23 @@ def _without_secrets(text: str) -> str:
     return text
 
 
+def _template_kwargs(value: Any) -> str:
+    """The arguments as JSON text, from JSON text or a TOML table; empty without any."""
+    try:
+        given = json.loads(value or "{}") if isinstance(value, str) else value
+        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        given, text = None, ""
+    if not isinstance(given, dict):
+        raise ValueError('a JSON object, such as {"preserve_thinking": true}')
+    if wrong := [name for name in given if name in _OF_THE_CONVERSATION or not name.isidentifier()]:
+        raise ValueError(f"arguments of a template's own: {wrong[0]} is none")
+    return text if given else ""
+
+
+_OF_THE_CONVERSATION: Final = ("messages", "tools", "documents", "add_generation_prompt")
+
+
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME"), Flag("--model")] = "OpenPipe/Qwen3-14B-Instruct"
     """Base model: `nano` (packaged), `smol` (SmolLM2-135M trained to search email), `smol-base` (SmolLM2-135M-Instruct
@@ -67,8 +85,19 @@ class ModelSettings(Section):
     """Keep the shards in host memory and copy each layer to the GPU when it runs: least GPU memory, slower."""
     chat_template: Path | None = None
     """Jinja chat template file that replaces the model's own."""
+    thinking: Annotated[Literal["auto", "on", "off"], Bool, Env("THINKING")] = "auto"
+    """Tell the chat template to have the model think before it answers (on) or not (off); auto leaves it to the
+    template."""
+    chat_template_kwargs: Annotated[str, BeforeValidator(_template_kwargs)] = ""
+    """Arguments of the chat template as a JSON object (a table in emailrl.toml): `{"preserve_thinking": true}`. They
+    override THINKING's."""
     max_model_len: Positive | None = None
     """Context window in tokens; default: the model's own."""
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """CHAT_TEMPLATE_KWARGS as values."""
+        return dict(json.loads(self.chat_template_kwargs or "{}"))
 
 
 class LoraSettings(Section):
@@ -165,6 +194,9 @@ class AgentSettings(Section):
     max_tokens: Positive = 4096
     """Maximum tokens per completion. `rollout`, `benchmark` and `EmailAgent` use the model's own max_new_tokens (96 for
     nano) if it is lower and this is unset."""
+    max_thinking_tokens: Positive | None = None
+    """Maximum tokens of a turn's thought, after which the answer may take MAX_TOKENS; default: both share MAX_TOKENS.
+    A chat server is not told."""
     temperature: Annotated[Temperature, Env("TEMPERATURE")] = 0.7
     """Sampling temperature of rollouts; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -198,6 +230,11 @@ class AgentSettings(Section):
     """Prompt tokens per prefill pass of the in-process engine; default: 8192 on a GPU, 1024 on a CPU."""
     engine: Literal["auto", "transformers", "vllm", "openai"] = "auto"
     """Sampling engine; auto samples in process."""
+
+    @property
+    def turn_tokens(self) -> int:
+        """Maximum tokens of a turn, its thought included."""
+        return self.max_tokens + (self.max_thinking_tokens or 0)
 
 
 _JUDGED: Final = "questions and answers, with RULER whole conversations,"

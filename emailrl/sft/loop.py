@@ -20,6 +20,7 @@ from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, re
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail import database_fingerprint
 from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
+from emailrl.model.template import with_arguments
 from emailrl.runs.folder import clear_run, free_directory
 from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, pace, silent
 from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume
@@ -275,6 +276,7 @@ def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | N
         return load_policy(settings, trainable=True, full=True)
     seed, device = settings.training.seed, choose_device(settings.model.device)
     tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
+    tokenizer = with_arguments(tokenizer, settings.model)
     dtype = choose_dtype(settings.model.dtype, device)
     model: Any = small_model.new_model(tokenizer, seed)
     model.to(device, dtype).eval()

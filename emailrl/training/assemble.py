@@ -119,6 +119,8 @@ def _assembled(
     else:
         activity = None if ranks.is_alone else ranks.activity
         plays = {role: stage.on(engine, activity) for role, stage in stages.items()}
+    if algorithms.MODES[origin.mode].make_environment is None and (note := stages["train"].prefix_note(own.model)):
+        notes.append(note)
     tracker.say("\n".join(f"Note: {note}" for note in notes))
     collectors = {
         role: Collector(plays[role], score, own.agent, origin.mode, origin.run_id)
@@ -181,7 +183,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     own, bill = settings.rewards, Bill(settings.rewards.max_cost, "Use --resume latest: the limit begins anew with it.")
     rewards = own, settings.reward_weights, settings.agent
     scorer = build_scorer(*rewards, reward=mode.reward, bill=bill)
-    wanted, max_tokens = settings.algorithm, settings.agent.max_tokens
+    wanted, max_tokens = settings.algorithm, settings.agent.turn_tokens
     buffer = wanted.overlong_buffer
     if buffer is None:
         buffer = round(algorithm.overlong_share * max_tokens)

@@ -32,7 +32,7 @@ UPDATE_METRICS = (
 )  # Null in a step without an update; ``kl_loss`` is the KL term of the loss, null if the loss has none
 RUBRIC_METRICS = (
     *("answer_correct", "returned_i_dont_know", "sources_correct", "num_sources", "num_turns", "answer_words"),
-    *("answer_candidates", "answer_capitals"),
+    *("answer_candidates", "answer_capitals", "thinking_tokens"),
 )  # Means over a step's rollouts; those about answers cover only attempts (null if there were none)
 UNANSWERED = frozenset(StopReason) - {StopReason.ANSWERED, StopReason.COMPLETED, StopReason.EXCEPTION}
 """Ways to end without an answer, other than "I don't know"."""

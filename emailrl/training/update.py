@@ -134,7 +134,7 @@ class Updater:
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
         self.forward = Forward(policy, training, agent.temperature)
-        self.constant_length = wanted.constant_length or agent.max_tokens
+        self.constant_length = wanted.constant_length or agent.turn_tokens
         self.skipped_in_a_row = 0  # Consecutive updates that were not finite
 
     def train(self, samples: Sequence[TrainingSample], paid: Mapping[str, float], *, step: int) -> UpdateResult:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny import make_model
 
 from emailrl.agent import StepResult
 from emailrl.agent.play import TokenDriftError, audit, derive_seed, run
+from emailrl.engines import open_policy
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
 from emailrl.ranks import Activity
-from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
+from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory, Turn
+from emailrl.settings import load_settings
 
 SCENARIO = Scenario("7", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 SAMPLING = SamplingParams(64)
@@ -49,6 +55,7 @@ class ByCharacter:
     """A renderer whose ids are code points: prompt ``[…]``, each later message in brackets too, ``.`` to stop."""
 
     stop_ids = frozenset([ord(".")])
+    tokenizer = SimpleNamespace(added_tokens_encoder={})
 
     def __init__(self, *, forgets: bool = False) -> None:
         self.forgets = forgets
@@ -103,7 +110,7 @@ def test_the_mask_is_one_where_the_policy_sampled(scripted: Any, renderer: ByCha
     assert played == [("echo", "ok", "stop"), ("return_final_answer", None, "stop")]
     assert (trajectory.stop_reason, trajectory.exception) == (StopReason.ANSWERED, None)
     assert (trajectory.final_answer, trajectory.final_sources) == ("May 20", ["<1@x>"])
-    assert trajectory.rubric == {"num_turns": 2, "prompt_tokens": 13, "completion_tokens": 7}
+    assert trajectory.rubric == {"num_turns": 2, "prompt_tokens": 13, "completion_tokens": 7, "thinking_tokens": 0}
     assert (trajectory.policy_version, trajectory.adapter_sha256) == ("v1", "ab12")
 
 
@@ -242,3 +249,104 @@ def test_every_turn_is_progress_and_names_its_trajectory(scripted: Any, renderer
     with pytest.raises(TypeError):
         run([Echo()], engine, renderer, SAMPLING, seeds=[1], activity=activity)
     assert activity.notes[-1] == ""
+
+
+class InParts:
+    """Says each turn's text up to the tokens asked for, and goes on with it; a text without ``.`` never ends."""
+
+    def __init__(self, texts: Sequence[str], *, window: int = 1000) -> None:
+        self.left, self.window, self.requests = list(texts), window, list[Request]()
+        self.versions = itertools.repeat("v1")
+
+    def generate(self, requests: Sequence[Request], advance: Any) -> list[Completion]:
+        [request] = requests
+        while request is not None:
+            self.requests.append(request)
+            text = self.left.pop(0)
+            said = text[: min(request.sampling.max_tokens, self.window - len(request.prompt_ids))]
+            self.left[:0] = [text[len(said) :]] if len(said) < len(text) else []
+            ids, finish = [ord(letter) for letter in said], "stop" if said.endswith(".") else "length"
+            about = {"seconds": 1.0, "policy_version": next(self.versions), "prompt_tokens": len(request.prompt_ids)}
+            request = advance(Completion(request.trajectory_id, ids, [-float(id) for id in ids], finish, **about))
+        return []
+
+    def close(self) -> None: ...
+
+
+THOUGHT = "<think>hm</think>"  # 17 tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "bound", "sampled", "thinking", "asked", "ends"),
+    [  # MAX_TOKENS is 10
+        (THOUGHT + "abcdefg.", 17, 25, 17, [10, 7, 10], False),
+        (THOUGHT + "abcdefg.", 100, 25, 17, [10, 10, 7], False),  # the second part holds 3 tokens of the answer
+        (THOUGHT + "abcdefghijklm.", 17, 27, 17, [10, 7, 10], True),  # the answer is too long
+        ("<think>" + "m" * 40, 17, 17, 17, [10, 7], True),  # the thought is
+        ("abcdefg.", 4, 8, 0, [4, 6], False),  # no thought at all
+        ("abcdefghijklm.", 4, 10, 0, [4, 6], True),
+        (THOUGHT + "abcdefg.", None, 10, 10, [10], True),
+    ],
+)
+def test_a_thought_has_a_bound_of_its_own_and_the_answer_goes_on_in_the_same_turn(
+    renderer: ByCharacter, text: str, bound: int | None, sampled: int, thinking: int, asked: list[int], ends: bool
+) -> None:
+    engine = InParts([text, "bye."])
+    sampling = SamplingParams(10, temperature=0.5, max_thinking_tokens=bound)
+    (trajectory,) = run([Echo()], engine, renderer, sampling, seeds=[1])
+    assert trajectory.exception is None
+    turn, sample, ids = trajectory.turns[0], trajectory.samples[0], [ord(letter) for letter in text[:sampled]]
+    first = engine.requests[: len(asked)]
+    assert [request.sampling for request in first] == [replace(sampling, max_tokens=tokens) for tokens in asked]
+    done = [sum(asked[:n]) for n in range(len(asked))]
+    assert [request.prompt_ids for request in first] == [[91, 97, 93, *ids[:n]] for n in done]
+    assert [request.seed for request in first] == [derive_seed(1, 0), *(derive_seed(1, 0, n) for n in done[1:])]
+    assert (turn.completion_ids, turn.logprobs) == (ids, [-float(id) for id in ids])
+    assert (turn.prompt_tokens, turn.completion_tokens, turn.seconds) == (3, sampled, len(asked))
+    assert (
+        sample.token_ids[: 3 + sampled] == [91, 97, 93, *ids]
+        and sample.loss_mask[: 3 + sampled] == [0] * 3 + [1] * sampled
+    )
+    assert (trajectory.stop_reason, len(trajectory.turns)) == ((StopReason.TRUNCATED, 1) if ends else ("answered", 2))
+    assert audit(trajectory) == sampled + (0 if ends else 4)
+    assert trajectory.rubric["thinking_tokens"] == turn.thinking_tokens == thinking
+
+
+@pytest.mark.parametrize(("window", "sampled"), [(12, 9), (13, 10)])  # 13: its second part is empty
+def test_a_turn_in_parts_ends_with_the_window(renderer: ByCharacter, window: int, sampled: int) -> None:
+    sampling = SamplingParams(10, max_thinking_tokens=17)
+    (full,) = run([Echo()], InParts([THOUGHT], window=window), renderer, sampling, seeds=[1])
+    assert (full.stop_reason, len(full.turns[0].completion_ids)) == (StopReason.TRUNCATED, sampled)
+
+
+@pytest.mark.parametrize("stale_allowed", [True, False])
+def test_a_policy_that_changes_in_mid_turn_is_an_exception(renderer: ByCharacter, stale_allowed: bool) -> None:
+    engine, sampling = InParts([THOUGHT + "a.", "bye."]), SamplingParams(10, max_thinking_tokens=17)
+    engine.versions = iter(["v1", "v1", "v2", "v2"])
+    (trajectory,) = run([Echo()], engine, renderer, sampling, seeds=[1], stale_allowed=stale_allowed)
+    changed = "StaleSpanError: the policy changed from v1 to v2 mid-turn"
+    assert trajectory.exception == (None if stale_allowed else changed)
+    assert [turn.policy_version for turn in trajectory.turns] == ["v2", "v2"] * stale_allowed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_in_process_a_turn_in_parts_is_the_turn_at_once(tmp_path: Path, monkeypatch: Any, temperature: float) -> None:
+    """The model goes on from the keys and values it has: greedily, with the same tokens and log-probabilities."""
+    settings = load_settings({"model_name": str(make_model(tmp_path)), "dtype": "fp32"}, environ={}, cwd=tmp_path)
+    _, policy, engine = open_policy(settings)
+    real = ChatRenderer(policy.tokenizer)
+
+    def turn(sampling: SamplingParams) -> Turn:
+        (trajectory,) = run([Echo()], engine, real, sampling, seeds=[1])
+        assert audit(trajectory) == len(trajectory.turns[0].completion_ids)
+        return trajectory.turns[0]
+
+    whole = turn(SamplingParams(24, temperature))
+    monkeypatch.setattr("emailrl.agent.play.thought_of", lambda renderer, prompt, ids: (min(len(ids), 5), len(ids) < 5))
+    parts, again = (turn(SamplingParams(19, temperature, max_thinking_tokens=5)) for _ in range(2))
+    assert (parts.completion_ids, parts.logprobs) == (again.completion_ids, again.logprobs)
+    assert parts.completion_ids[:5] == whole.completion_ids[:5] and len(parts.completion_ids) == 24
+    if not temperature:
+        assert parts.completion_ids == whole.completion_ids
+        assert parts.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+    engine.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tiny import cut_matrices, make_checkpoint
+from transformers import AutoTokenizer
 
 from emailrl.agent.play import audit
 from emailrl.measure.journal import Conditions
@@ -109,3 +110,50 @@ def test_a_name_that_another_process_plays_under_is_not_taken(emailrl, here: Pat
             assert code == 1 and "Another process is writing" in err
     left = ["rollout-002.conditions.json", "rollout-002.jsonl", "rollout-002.jsonl.index"]
     assert sorted(file.name for file in folder.iterdir()) == left
+
+
+STRIPS = """{{ enable_thinking }}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content.split('</think>')[-1] if m.role == 'assistant' and not preserve_thinking else m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_the_template_has_its_arguments_and_what_it_costs_is_said_first(emailrl, here: Path) -> None:
+    code, out, err = emailrl("rollout", "--limit", 1, "--thinking", "off")
+    assert (code, out) == (2, "") and err.splitlines()[-1].startswith("error: THINKING=off has no effect: the model's ")
+    assert not (here / "outputs").exists()
+    assert not any(line.startswith("Note: ") for line in emailrl("rollout", "--limit", 1)[2].splitlines())
+    (here / "strips.jinja").write_text(STRIPS)
+    toml = here / "emailrl.toml"
+    toml.write_text(toml.read_text() + '[model]\nchat_template = "strips.jinja"\n')
+    code, _, err = emailrl("rollout", "--limit", 1, "--thinking", "on")
+    [note] = [line for line in err.splitlines() if line.startswith("Note: ")]
+    assert (
+        code == 0 and "up to 2 a rollout" in note and """CHAT_TEMPLATE_KWARGS='{"preserve_thinking": true}'""" in note
+    )
+    toml.write_text(toml.read_text() + "chat_template_kwargs = { preserve_thinking = true }\n")
+    code, out, err = emailrl("rollout", "--limit", 1, "--thinking", "on", "--json")
+    assert code == 0 and not any(line.startswith("Note: ") for line in err.splitlines())
+    written = Path(json.loads(out)["out"])
+    conditions = json.loads(written.with_suffix(".conditions.json").read_text())
+    assert (conditions["thinking"], conditions["chat_template_kwargs"]) == ("on", '{"preserve_thinking": true}')
+    [played] = read_trajectories(written)
+    shown = played.samples[0].token_ids[: played.samples[0].loss_mask.index(1)]
+    tokenizer = AutoTokenizer.from_pretrained(here / "model")
+    assert tokenizer.decode(shown).startswith("True<|im_start|>system")
+    code, _, err = emailrl("rollout", "--out", written, "--limit", 1, "--resume")
+    assert code == 2 and "thinking was on, now null" in err
+
+
+def test_a_checkpoint_told_otherwise_is_named(emailrl, here: Path) -> None:
+    make_checkpoint(here / "best_model", here / "model", chat_template_kwargs='{"a": 1}')
+    told = """Note: best_model was trained with --chat-template-kwargs '{"a": 1}'; this command uses --chat-template-"""
+    for command in (("rollout", "--limit", 1), ("ask", "When?")):
+        err = emailrl(*command, "--checkpoint", "best_model")[2]
+        assert err.count(told) == 1
+        assert (
+            "was trained with"
+            not in emailrl(*command, "--checkpoint", "best_model", "--chat-template-kwargs", '{"a": 1}')[2]
+        )
+    saved = AutoTokenizer.from_pretrained(here / "best_model").chat_template
+    assert saved.startswith("{% set a = a if a is defined else 1 %}")  # other programs render it as it was trained

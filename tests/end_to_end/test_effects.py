@@ -148,6 +148,32 @@ def test_what_the_policy_is_shown_and_paid_for(play: Any, tmp_path: Path) -> Non
     assert (shouted.reward_terms.keys(), base.reward_terms.keys()) == ({"outcome"}, {"share_of_even_ids"})
 
 
+THINKS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% endif %}{% endif %}"""
+
+
+def test_a_run_says_that_its_template_splits_rollouts_and_counts_thoughts(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "thinks.jinja").write_text(THINKS)
+    how = {"chat_template": tmp_path / "thinks.jinja", "thinking": "on", "max_thinking_tokens": 5, "max_steps": 1}
+    notes = {}
+    for mode in ("masked", "simple"):
+        said: list[str] = []
+        result = train(make_settings(mode=mode, **how), progress=said.append)
+        notes[mode] = [line for text in said for line in text.splitlines() if "template changes earlier turns" in line]
+        [line] = read_records(result.run_dir / "metrics.jsonl")
+        # No random turn ends its thought: each is cut off at five tokens, and is the only one.
+        assert line["thinking_tokens"] == 5
+        settings = json.loads((result.run_dir / "final" / "metadata.json").read_text())["settings"]
+        assert (settings["model"]["thinking"], settings["agent"]["max_thinking_tokens"]) == ("on", 5)
+    assert [note.startswith("Note: ") and "up to 2 a rollout" in note for note in notes["masked"]] == [True]
+    assert notes["simple"] == []  # of a single turn
+
+
 # -- runs
 
 

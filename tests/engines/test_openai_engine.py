@@ -88,6 +88,20 @@ def test_cost_comes_from_the_prices_set_else_from_the_server(
     assert completion.cost == (None if cost is None else pytest.approx(cost, abs=1e-12))
 
 
+def test_thinking_is_switched_by_template_arguments_and_counted_by_the_server(serve: Serve, tmp_path: Path) -> None:
+    usage = {"completion_tokens_details": {"reasoning_tokens": 12}}
+    server = serve(lambda body: (200, said("hm", usage={"completion_tokens": 20} | usage)))
+    given = {"thinking": "off", "chat_template_kwargs": '{"effort": 2}', "max_thinking_tokens": 3}
+    [completion] = ask(server.url, tmp_path, "?", **given)
+    [(_, body)] = server.asked
+    assert body["chat_template_kwargs"] == {"enable_thinking": False, "thinking": False, "effort": 2}
+    assert (body["max_tokens"], completion.thinking_tokens) == (9, 12)
+    for wrong in ({}, {"completion_tokens_details": None}, {"completion_tokens_details": {"reasoning_tokens": "9"}}):
+        usage = wrong
+        [completion] = ask(server.url, tmp_path, "?")
+        assert completion.thinking_tokens is None and "chat_template_kwargs" not in server.asked[-1][1]
+
+
 def test_conversations_go_on_at_their_own_pace_and_never_too_many_at_once(serve: Serve, tmp_path: Path) -> None:
     server, ended = serve(lambda body: (200, said("more")), delay=0.02), list[str]()
 

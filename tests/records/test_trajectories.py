@@ -80,8 +80,8 @@ def test_a_trajectory_line_holds_the_contract_literally() -> None:
         "turns": [{
             "completion_ids": [7, 8], "logprobs": [-0.5, -0.25], "finish_reason": "stop",
             "tool_name": "search_emails", "tool_args": {"keywords": ["room"]}, "tool_result": "[]",
-            "seconds": 0.5, "tool_seconds": 0.001, "prompt_tokens": 3, "completion_tokens": 2, "cost": None,
-            "policy_version": "", "adapter_sha256": None,
+            "seconds": 0.5, "tool_seconds": 0.001, "prompt_tokens": 3, "completion_tokens": 2,
+            "thinking_tokens": None, "cost": None, "policy_version": "", "adapter_sha256": None,
         }],
         "token_ids": [1, 2, 3, 7, 8, 4], "loss_mask": [0, 0, 0, 1, 1, 0],
         "sampler_logprobs": [None, None, None, -0.5, -0.25, None],

@@ -47,6 +47,17 @@ def test_settings_that_are_on_off_or_automatic_take_booleans(read: Read, value: 
     assert read(f"vllm_enable_sleep = {value}").vllm.vllm_enable_sleep == meant
 
 
+def test_template_arguments_are_json_or_a_table(read: Read) -> None:
+    table = "[model]\nthinking = false\n[model.chat_template_kwargs]\npreserve_thinking = true\nlevels = [1, 2.5]\n"
+    model = read(table).model
+    assert (model.thinking, model.chat_template_kwargs) == ("off", '{"preserve_thinking": true, "levels": [1, 2.5]}')
+    text = """chat_template_kwargs = '{"é": null, "a": {}}'"""
+    assert read(text).model.template_arguments == {"é": None, "a": {}} and read("").model.template_arguments == {}
+    for wrong in ('"[1]"', '"{"', "'{\"tools\": []}'", "'{\"a b\": 1}'", "'{\"a\": NaN}'", "3", "{ a = 2020-01-01 }"):
+        with pytest.raises(UsageError, match=r"^chat_template_kwargs=.*: should be "):
+            read(f"[model]\nchat_template_kwargs = {wrong}")
+
+
 def test_relative_paths_belong_to_the_directory_of_the_file(read: Read, tmp_path: Path) -> None:
     settings = read('db = "mail.db"\nquestions = "/abs/q.jsonl"\n[model]\nchat_template = "~/mine.jinja"\n')
     assert settings.store.db == tmp_path / "mail.db"
