@@ -143,8 +143,8 @@ def check_free(out: Path, overwrite: bool) -> None:
     check_place(out, "--out")
     for beside in ("incoming", "outgoing"):
         check_own(out.with_name(f".{out.name}.{beside}"), "--out")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file.", "Name another folder with --out.")
+    if not (place := next(each for each in (out, *out.parents) if each.exists())).is_dir():
+        raise UsageError(f"{place} is a file.", "Name another folder with --out.")
     if out.exists() and any(out.iterdir()):
         if not (out / MARKER).is_file():
             raise UsageError(f"{out} exists and is not an export.", "Name another folder with --out.")

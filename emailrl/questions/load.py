@@ -385,8 +385,8 @@ def with_questions(data: DataSettings, db: Path) -> tuple[DataSettings, str | No
     if data.questions is not None:
         return data, None
     beside = questions_file(db)
-    if beside.is_symlink() and not beside.exists():
-        raise UsageError(f"{beside} is a broken link to {os.readlink(beside)}.", "Remove it, or pass --questions.")
+    if what := not_a_file(beside):
+        raise UsageError(f"{beside} is {what}.", "Remove it, or pass --questions.")
     if beside.is_file():
         return data.model_copy(update={"questions": beside}), f"Questions: {beside} (next to the database)"
     if not has_enron_email(db):

@@ -36,6 +36,7 @@ _CONNECTING: Final = ("_create_tcp_store", "StaticTCPRendezvous.next_rendezvous"
 
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
+SECONDS_TO_FOLLOW: Final = 10  # Seconds after a signal in which the other ranks end once rank 0 has.
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,7 @@ def _signals_passed_on() -> Iterator[None]:
         if len(came) == 1:
             if number == signal.SIGINT:
                 os.write(2, b"Interrupted: stopping the ranks (press again to stop now without saving).\n")
+            threading.Thread(target=_end_without_first, daemon=True).start()
             # SIGTERM for both signals: a rank that does not handle signals yet ends without a traceback.
             raise SignalException("The launcher was interrupted.", signal.SIGTERM)
         for child in psutil.Process().children():
@@ -219,3 +221,21 @@ def _signals_passed_on() -> Iterator[None]:
 
     with handled_by(handle):
         yield
+
+
+def _end_without_first() -> None:
+    """Kill the ranks on rank 0's host that have not ended seconds after it: they work for it alone."""
+    import psutil
+
+    seen = time.monotonic()
+    while time.monotonic() - seen < SECONDS_TO_FOLLOW:
+        time.sleep(0.2)
+        living: dict[str, psutil.Process] = {}
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # it has ended
+                if (there := child.environ()).get("GROUP_RANK") == "0":
+                    living[there["RANK"]] = child
+        seen = seen if living and "0" not in living else time.monotonic()
+    for child in living.values():
+        with suppress(psutil.NoSuchProcess):
+            child.kill()

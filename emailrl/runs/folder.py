@@ -42,9 +42,9 @@ _OWN = re.compile(
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
+def held(directory: Path, option: str = OPTION) -> Iterator[None]:
     """Lock a run's directory, or raise EmailRLError if another process trains there; clean up after a dead one."""
-    with _held(directory) as is_held:
+    with _held(directory, option) as is_held:
         if not is_held:
             raise EmailRLError(f"Another process is training in {directory}.", "Wait for it to finish.")
         _settle(directory)
@@ -124,12 +124,12 @@ def give_back_replaced(base: Path) -> list[str]:
 
 
 @contextmanager
-def _held(directory: Path) -> Iterator[bool]:
+def _held(directory: Path, option: str = OPTION) -> Iterator[bool]:
     """Lock a directory, created if missing, against other processes; False if another one holds it."""
     # This is the only way into a run's directory: who writes there need not look for links.
     try:
         str(directory.absolute()).encode()
-        check_own(directory, OPTION)
+        check_own(directory, option)
         directory.mkdir(parents=True, exist_ok=True)
         lock = Lock(directory / LOCK)
     except BlockingIOError:

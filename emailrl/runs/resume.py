@@ -109,7 +109,7 @@ def resumed(
 ) -> Iterator[Checkpoint | None]:
     """Lock the run in ``directory``, and only then choose its checkpoint that ``resume`` means; None as above. Raises
     UsageError, with ``remedy``, if later work would be lost without ``overwrite``."""
-    with held(directory):
+    with held(directory, "--resume"):
         checkpoint = checkpoint_to_resume(directory, resume)
         if checkpoint is not None and not (checkpoints.verify(checkpoint).path / STATE_FILE).is_file():
             remedy = "Resume from a checkpoint-N that emailrl wrote."

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import Checkpoint, read_checkpoint, sha256_of, verify, write_checkpoint
-from emailrl.measure.export import export_checkpoint, model_card
+from emailrl.measure.export import check_free, export_checkpoint, model_card
 from emailrl.model.resolve import Adapter, find_adapter
 
 METRICS = {"accuracy": 0.8, "accuracy_low": 0.7112, "accuracy_high": 0.8666, "num_questions": 100, "reward": 0.912}
@@ -185,8 +185,9 @@ def test_nothing_but_an_earlier_export_is_replaced(tmp_path: Path, checkpoint: C
     with pytest.raises(UsageError, match="is not an export"):
         export_checkpoint(checkpoint, checkpoint.path, format="adapter", overwrite=True)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="is a file"):
-        export_checkpoint(checkpoint, tmp_path / "file", format="adapter", overwrite=True)
+    for path in (tmp_path / "file", tmp_path / "file" / "merged"):
+        with pytest.raises(UsageError, match="file is a file"):
+            check_free(path, overwrite=True)
     for name in (".ex.incoming", ".ex.outgoing"):
         os.mkfifo(tmp_path / name)
         with pytest.raises(UsageError, match="a device or pipe"):

@@ -224,10 +224,14 @@ def test_the_file_beside_the_database_is_taken_and_said(db: Path, tmp_path: Path
     assert chosen(db, tmp_path / "named.jsonl") == (tmp_path / "named.jsonl", None)
 
 
-def test_a_broken_link_next_to_the_database_is_named(db: Path) -> None:
+def test_what_is_no_file_next_to_the_database_is_named(db: Path) -> None:
     beside = questions_file(db)
     beside.symlink_to("gone.jsonl")
-    with pytest.raises(UsageError, match=r"mail_questions\.jsonl is a broken link to gone\.jsonl"):
+    with pytest.raises(UsageError, match=r"mail_questions\.jsonl is a broken link"):
+        chosen(db)
+    beside.unlink()
+    os.mkfifo(beside)
+    with pytest.raises(UsageError, match=r"mail_questions\.jsonl is a device or pipe"):
         chosen(db)
 
 

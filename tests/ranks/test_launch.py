@@ -131,3 +131,31 @@ def test_hosts_that_do_not_meet_end_in_time_with_one_line(there: str, tmp_path: 
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith(f"error: The hosts did not meet at {endpoint} (")
     assert "RANK_START_TIMEOUT" in line and time.monotonic() - begun < 60
+
+
+STUCK = """#!/bin/sh
+[ $RANK = 0 ] || trap "" TERM
+touch $FOLDER/$RANK
+for second in $(seq 60); do sleep 1; done
+"""
+LAUNCHED = """
+import sys
+from emailrl.ranks import launch
+sys.executable, launch.SECONDS_TO_FOLLOW = sys.argv[1], 1
+sys.exit(launch.launch(launch.Launch(nproc=2), [], print))
+"""
+
+
+def test_a_stuck_rank_does_not_outlive_rank_0_for_long(tmp_path: Path) -> None:
+    stuck = tmp_path / "stuck"
+    stuck.write_text(STUCK)
+    stuck.chmod(0o755)
+    env = os.environ | {"FOLDER": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", LAUNCHED, str(stuck)], env=env) as launcher:
+        try:
+            while launcher.poll() is None and not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
+                time.sleep(0.05)
+            launcher.terminate()
+            assert launcher.wait(30) == 130
+        finally:
+            launcher.kill()

@@ -15,7 +15,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.runs import folder
 from emailrl.runs.folder import RECORD_FOLDERS, clear_run, give_back_replaced, held, new_directory
-from emailrl.runs.resume import rewind, run_to_resume
+from emailrl.runs.resume import resumed, rewind, run_to_resume
 from emailrl.training.state import RunState
 
 
@@ -224,6 +224,16 @@ def test_a_new_run_is_written_where_it_was_told(tmp_path: Path, monkeypatch: pyt
         else:
             assert path != base.parent
         assert tree(victim) == before, path
+
+
+def test_a_run_reached_through_a_link_is_resumed_by_its_real_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    old_run(tmp_path / "real" / "run")
+    Path("link").symlink_to("real")
+    with pytest.raises(UsageError, match=f"--resume {tmp_path}/real/run"), resumed("link/run", Path("link/run")):
+        pass
 
 
 def test_links_of_wandbs_stay(tmp_path: Path) -> None:
