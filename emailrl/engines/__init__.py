@@ -43,6 +43,7 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
     ``auto`` means transformers, in this process. Raises UsageError for an engine that cannot serve a policy."""
     check_engine(settings, trainable=policy.trainable)
     from emailrl.engines.local.engine import TransformersEngine, generation_stop_ids
+    from emailrl.engines.local.single import SingleEngine
     from emailrl.engines.renderer import stop_ids
 
     agent, vllm, stops = settings.agent, settings.vllm, stop_ids(policy.tokenizer)
@@ -54,7 +55,9 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
         probe = Probe(policy, temperature=agent.temperature, tolerance=vllm.vllm_probe_tolerance)
         stops |= generation_stop_ids(policy.model)
         return VllmServers(settings, probe, stops) if vllm.vllm_urls else VllmEngine(settings, policy, probe, stops)
+    from emailrl.engines.base import report
     from emailrl.engines.budget import GIB, most_rows
+    from emailrl.model.lora import has_full_attention
 
     model, parameters = policy.model, sum(parameter.numel() for parameter in policy.model.parameters())
     if settings.model.backend == "unsloth":
@@ -64,9 +67,12 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
     rows = most_rows(agent, parameters, on_gpu=policy.device.type == "cuda")
     cache_bytes = None if agent.kv_cache_gib is None else int(agent.kv_cache_gib * GIB)
     window, tokens = settings.model.max_model_len, agent.max_tokens_per_rollout_pass
-    return TransformersEngine(
-        model, stops, max_rows=rows, max_model_len=window, max_pass_tokens=tokens, cache_bytes=cache_bytes
-    )
+    limits: dict[str, int | None] = {"max_model_len": window, "max_pass_tokens": tokens, "cache_bytes": cache_bytes}
+    if has_full_attention(model):
+        return TransformersEngine(model, stops, max_rows=rows, **limits)
+    what = f"{settings.model.name} does not have full attention in every layer"
+    report(f"{what}: trajectories are sampled one after the other (slower). --engine vllm samples them together.")
+    return SingleEngine(model, stops, **limits)
 
 
 def open_policy(settings: P, adapter: Path | None = None) -> tuple[P, Policy, PolicyEngine]:

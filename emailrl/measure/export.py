@@ -186,11 +186,10 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     """Merge layer by layer, so that only one layer at a time is in float32."""
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     from emailrl.model.lora import read_plain_lora, writing_tensors
-    from emailrl.model.shape import load_config
+    from emailrl.model.shape import auto_class, load_config
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
     name = checkpoint.metadata.base_model
@@ -199,7 +198,7 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
     options: dict[str, Any] = {"attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True}
     try:
         config = load_config(name, path)
-        base = AutoModelForCausalLM.from_pretrained(path, config=config, dtype="auto", **options)
+        base = auto_class(config).from_pretrained(path, config=config, dtype="auto", **options)
     except (OSError, ValueError, KeyError) as error:
         raise EmailRLError(f"The base model '{name}' failed to load: {first_line(error)}", hint) from error
     if getattr(base, "quantization_method", None) is not None:

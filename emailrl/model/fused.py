@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from emailrl.model.layout import Checkpointing, Keep, choose_keep, free_memory, numbers_for
-from emailrl.model.lora import causal_lm
+from emailrl.model.lora import backbone, causal_lm
 from emailrl.model.packing import PackedRow, Segments, varlen_backward, varlen_forward
 from emailrl.model.shard import class_name, gathering
 
@@ -413,9 +413,9 @@ def why_not_fused(backbone: Any) -> str | None:
 
 def enable_fused(model: Any, checkpointing: Checkpointing) -> str | None:
     """Let ``token_logprobs`` run packed rows of ``model`` through fused layers; returns the reason if it cannot."""
-    base = causal_lm(model)
-    if (reason := why_not_fused(base.base_model)) is None:
-        base.emailrl_fused = FusedBackbone(base.base_model, checkpointing)
+    base, layers = causal_lm(model), backbone(model)
+    if (reason := why_not_fused(layers)) is None:
+        base.emailrl_fused = FusedBackbone(layers, checkpointing)
     return reason
 
 

@@ -64,9 +64,9 @@ def attends_fully(config: Mapping[str, Any]) -> bool:
 
 def why_not_packed(attention: str, *, fully: bool) -> str | None:
     """Why a model with this ATTN_IMPLEMENTATION cannot use packed rows; None if it can."""
-    if attention != "sdpa":
-        return f"packing needs ATTN_IMPLEMENTATION=sdpa, not {attention}"
-    return None if fully else "its attention is not plain causal attention in every layer"
+    if not fully:
+        return "its attention is not plain causal attention in every layer"
+    return None if attention == "sdpa" else f"packing needs ATTN_IMPLEMENTATION=sdpa, not {attention}"
 
 
 def wants_fused(training: TrainingSettings, *, packs: bool, on_gpu: bool) -> bool:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from emailrl.base.errors import EmailRLError
 from emailrl.model.fused import fused, fused_backbone, log_softmax_at
 from emailrl.model.layout import CHUNK_ELEMENTS
-from emailrl.model.lora import causal_lm
+from emailrl.model.lora import backbone, causal_lm
 from emailrl.model.packing import pack, packed_inputs, takes_packed
 
 
@@ -44,24 +44,24 @@ def token_logprobs(
     hidden states ``(P, hidden)`` to values ``(P,)``: it reads the state that predicts the token. ``shared`` ``(B,)``:
     how many leading tokens a row shares with the previous row (0 in the first); a model with packed rows computes them
     once. Raises ValueError if the mask has the first token of a row, which nothing predicts."""
-    trainable, backbone = loss_mask.bool(), fused_backbone(model)
+    trainable, layers = loss_mask.bool(), fused_backbone(model)
     if trainable[:, :1].any():
         raise ValueError("the first token of a sequence has no log-probability: take it out of the loss_mask")
     rows, columns = trainable.nonzero(as_tuple=True)
-    if not trainable.any() or (backbone is None and (len(token_ids) == 1 or not takes_packed(model))):
+    if not trainable.any() or (layers is None and (len(token_ids) == 1 or not takes_packed(model))):
         hidden = hidden_states(model, token_ids)[rows, columns - 1]
     else:
         packed = pack(token_ids, trainable, shared)
-        if backbone is None:
-            hidden = causal_lm(model).base_model(**packed_inputs(packed)).last_hidden_state[0][packed.gather]
+        if layers is None:
+            hidden = backbone(model)(**packed_inputs(packed)).last_hidden_state[0][packed.gather]
         else:
-            hidden = backbone.run(packed)
+            hidden = layers.run(packed)
     labels, tau = token_ids[rows, columns], temperature if temperature > 0 else 1.0
     head, config = output_embeddings(model), causal_lm(model).config.get_text_config()
     # Whether logits are the hidden states times a frozen matrix, and nothing else.
     plain = type(head) is torch.nn.Linear and head.bias is None and not head.weight.requires_grad
     bent = any(getattr(config, name, None) for name in ("logit_scale", "logits_scaling", "final_logit_softcapping"))
-    if backbone is None or entropy_grad or bent or not plain:
+    if layers is None or entropy_grad or bent or not plain:
         flat, flat_entropy = _projected(model, hidden, labels, tau, entropy, entropy_grad)
     else:
         flat, flat_entropy = FrozenHead.apply(hidden, head.weight, labels, tau)
@@ -101,7 +101,7 @@ def _projected(
 
 def hidden_states(model: Any, token_ids: Tensor) -> Tensor:
     """Run the model without its vocabulary projection: ``(B, T)`` ids to ``(B, T, hidden)`` after the final norm."""
-    return causal_lm(model).base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+    return backbone(model)(input_ids=token_ids, use_cache=False).last_hidden_state
 
 
 def projection(model: Any) -> Callable[[Tensor], Tensor]:

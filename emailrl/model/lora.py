@@ -18,9 +18,12 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from emailrl.base.disk import naming
 from emailrl.base.errors import EmailRLError, UsageError
@@ -79,6 +82,24 @@ def causal_lm(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def backbone(model: Any) -> Any:
+    """The language model's layers in ``model`` (PEFT or bare), from embedding to final norm, without a vision tower."""
+    return causal_lm(model).get_decoder()
+
+
+def has_full_attention(model: Any) -> bool:
+    """Whether keys and values of all tokens are all that ``model`` (PEFT or bare) remembers, and a softmax over them
+    all that its layers do with them: no windows, linear attention, convolutions, sinks or soft caps. Packed rows and
+    the engine's blocks need that. Read from the cache that transformers would make, and the model's class."""
+    base = causal_lm(model)
+    config = base.config.get_text_config()
+    plain = base._supports_attention_backend and base._supports_sdpa and not base._is_stateful
+    if not plain or getattr(config, "attn_logit_softcapping", None):
+        return False
+    layers = DynamicCache(config=config).layers
+    return len(layers) == config.num_hidden_layers and all(type(layer) is DynamicLayer for layer in layers)
+
+
 def with_fresh_adapter(model: Any, lora: LoraSettings, *, seed: int) -> Any:
     """A PEFT model around ``model`` with an adapter determined by the seed that changes nothing yet (B = 0)."""
     config = LoraConfig(
@@ -125,12 +146,37 @@ def lora_facts(model: Any) -> dict[str, Any]:
 def lora_targets(model: Any, wanted: str) -> list[str]:
     """Read the setting ``target_modules``; raises UsageError for a name that no linear layer of the model ends in.
     ``all-linear`` becomes the names of the layers (q_proj, ...), the output embedding left out: PEFT would write every
-    layer's full path into the adapter's config."""
+    layer's full path into the adapter's config. Left out too: gates of one number, which vLLM does not adapt, Mamba's
+    output projections, which its kernels read around an adapter, and MLPs that PEFT takes for experts. Paths are
+    written in full only where a vision tower has layers of the same names."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    inside = {id(module) for module in backbone(model).modules()}
+    own = {name for name, module in linear.items() if id(module) in inside}
     if wanted == "all-linear":
-        head = causal_lm(model).get_output_embeddings()
-        return sorted({name.rsplit(".", 1)[-1] for name, module in linear.items() if module is not head})
-    return named_targets(wanted, {name.rsplit(".", 1)[-1] for name in linear})
+        mixers = {name for name, module in model.named_modules() if "Mamba" in type(module).__name__}
+        mamba = {f"{name}.out_proj" for name in mixers}
+        names = sorted({name.rsplit(".", 1)[-1] for name in own - mamba if linear[name].out_features > 1})
+        names = [name for name in names if name in _kept_linear(model, names)]
+    else:
+        names = named_targets(wanted, {name.rsplit(".", 1)[-1] for name in own})
+        if lost := [name for name in names if name not in _kept_linear(model, names)]:
+            hint = "Experts stay frozen: leave them out, or use all-linear."
+            raise UsageError(f"TARGET_MODULES: PEFT would adapt experts for {', '.join(lost)}.", hint)
+    endings = tuple(f".{name}" for name in names)
+    if any(name.endswith(endings) for name in linear.keys() - own):
+        return sorted(name for name in own if f".{name}".endswith(endings))
+    return names
+
+
+def _kept_linear(model: Any, names: list[str]) -> Iterable[str]:
+    """The names that mean linear layers to PEFT too. In models with experts it takes those of their MLPs for tensors
+    of all experts, whose adapters are no plain LoRA."""
+    config = LoraConfig(target_modules=names)
+    try:
+        convert_peft_config_for_transformers(config, model, conversions=None)
+    except ValueError:  # gate without up, or up without gate
+        return [name for name in names if name.rsplit(".", 1)[-1] not in ("gate_proj", "up_proj", "w1", "w3")]
+    return config.target_modules or ()
 
 
 def read_plain_lora(folder: Path, base: nn.Module | None) -> PlainLora:

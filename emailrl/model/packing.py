@@ -15,8 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from emailrl.model.layout import attends_fully, why_not_packed
-from emailrl.model.lora import causal_lm
+from emailrl.model.layout import why_not_packed
+from emailrl.model.lora import backbone, causal_lm, has_full_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +218,7 @@ def enable_packing(model: Any) -> str | None:
     attention in every layer qualifies: sliding windows, chunks and recurrent layers would mix samples or see too far,
     and a model loaded with another attention than SDPA keeps it."""
     base = causal_lm(model)
-    fully = attends_fully(base.config.get_text_config().to_dict()) and base._supports_attention_backend
-    if reason := why_not_packed(base.config._attn_implementation, fully=fully):
+    if reason := why_not_packed(base.config._attn_implementation, fully=has_full_attention(base)):
         return reason
     base.set_attn_implementation(PACKED)
     if _keeps_samples_apart(base):
@@ -249,8 +248,8 @@ def _keeps_samples_apart(base: Any) -> bool:
     device = base.get_output_embeddings().weight.device
     token_ids = torch.tensor([[1, 2, 3, 0], [4, 3, 2, 1]], device=device)
     trainable = torch.tensor([[False, False, False, True]] * 2, device=device)
-    packed = base.base_model(**packed_inputs(pack(token_ids, trainable))).last_hidden_state[0, 3:].float()
-    alone = base.base_model(input_ids=token_ids[1:, :3], use_cache=False).last_hidden_state[0].float()
+    packed = backbone(base)(**packed_inputs(pack(token_ids, trainable))).last_hidden_state[0, 3:].float()
+    alone = backbone(base)(input_ids=token_ids[1:, :3], use_cache=False).last_hidden_state[0].float()
     base.train(was_training)
     tolerance = 1e-4 if base.dtype in (torch.float32, torch.float64) else 0.1
     return bool((packed - alone).abs().max() <= tolerance * alone.abs().max().clamp(min=1.0))

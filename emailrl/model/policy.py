@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from emailrl.base.disk import share_files
@@ -34,7 +34,7 @@ from emailrl.model.logprobs import check_projection
 from emailrl.model.lora import lora_facts, with_adapter, with_fresh_adapter, write_tensors, writing_tensors
 from emailrl.model.packing import enable_packing
 from emailrl.model.resolve import base_name, read_base, read_chat_template, resolve_model, same_base
-from emailrl.model.shape import load_config, parameters_of, remedy_for
+from emailrl.model.shape import attention_for, auto_class, load_config, parameters_of, remedy_for
 from emailrl.model.shard import check_shardable, shard_base
 from emailrl.model.template import with_arguments
 from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, prepare_unsloth
@@ -287,7 +287,8 @@ def _load_base(
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:
-            options = {"config": config, "dtype": dtype, "attn_implementation": wanted.attn_implementation}
+            attention = attention_for(config, wanted.attn_implementation)
+            options = {"config": config, "dtype": dtype, "attn_implementation": attention}
             if wanted.load_in_4bit:
                 if device.type != "cuda" or find_spec("bitsandbytes") is None:
                     hint = "Run: pip install bitsandbytes, or unset it."
@@ -295,7 +296,8 @@ def _load_base(
                 nf4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
                 four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
                 options |= {"quantization_config": four_bit, "device_map": {"": device}}
-            model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
+            auto = auto_class(config)
+            model = auto.from_pretrained(path, trust_remote_code=False, use_safetensors=True, **options)
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         hint = remedy_for(wanted.name, path, "the model's files")
         if (attention := wanted.attn_implementation).startswith("flash") and isinstance(error, ImportError):
@@ -303,6 +305,10 @@ def _load_base(
         said = f"The model '{wanted.name}' failed to load: {first_line(error).removesuffix('.')}."
         raise EmailRLError(said, hint) from error
     model.requires_grad_(False)
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):
+            # transformers may bound Mamba's time steps from below in prompts; it never does in single steps, nor vLLM.
+            module.time_step_limit = (0.0, math.inf)
     return (model.to(device) if move and not wanted.load_in_4bit else model), tokenizer
 
 

@@ -221,11 +221,26 @@ def parameters_of(name: str, path: str | Path) -> int:
 def empty_model(config: Any) -> Any:
     """Return the model that a config describes on the meta device: layers and shapes without memory for weights."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         # Without a choice of ours the config's own counts, and may name kernels on the hub to fetch and run.
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation="eager")
+        return auto_class(config).from_config(config, trust_remote_code=False, attn_implementation="eager")
+
+
+def auto_class(config: Any) -> Any:
+    """Return transformers' auto class for a config's published checkpoint: of a model that sees images too, the whole
+    one, whose vision tower stays unused. So layers, and those of an adapter, have the names that vLLM knows."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = config.get_text_config() is not config and type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def attention_for(config: Any, wanted: str) -> str:
+    """The ATTN_IMPLEMENTATION in force: eager where SDPA would leave out the model's attention sinks or soft caps."""
+    mapping, text = auto_class(config)._model_mapping, config.get_text_config()
+    lacking = type(config) in mapping and not mapping[type(config)]._supports_sdpa
+    return "eager" if wanted == "sdpa" and (lacking or getattr(text, "attn_logit_softcapping", None)) else wanted
 
 
 def load_config(name: str, path: str | Path) -> Any:

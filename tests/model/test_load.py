@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model import policy as load
@@ -168,7 +169,7 @@ def test_an_attention_that_is_not_installed_is_answered_with_the_one_that_is(
     def absent(*_: Any, **__: Any) -> Any:
         raise ImportError("FlashAttention2 has been toggled on, but it cannot be used.")
 
-    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", absent)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", absent)
     with pytest.raises(EmailRLError, match="Set ATTN_IMPLEMENTATION=sdpa, or install the package for flash_attention"):
         loaded(tiny_model, model={"attn_implementation": "flash_attention_2"})
 

@@ -20,6 +20,7 @@ from emailrl.engines.budget import BLOCK, FREE_SHARE, blocks_of, blocks_within, 
 from emailrl.engines.local.cache import ATTENTION, BlockCache
 from emailrl.engines.local.passes import Conversation, Passes, Schedule, device_of, sampling_weights
 from emailrl.model.layout import free_memory
+from emailrl.model.lora import has_full_attention
 
 
 class TransformersEngine:
@@ -42,10 +43,8 @@ class TransformersEngine:
     ) -> None:
         self.weights = sampling_weights(model)
         self._config = config = self.weights.model.config.get_text_config()
-        layer_types = getattr(config, "layer_types", None)
-        sliding = getattr(config, "sliding_window", None) if layer_types is None else None
-        if sliding or any(kind != "full_attention" for kind in layer_types or ()):
-            needed = "The in-process engine needs full attention in every layer"
+        if not has_full_attention(model):
+            needed = "Batches in process need full attention in every layer"
             raise EmailRLError(f"{needed}, which {config.model_type} does not have.", "Use --engine vllm.")
         self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self.weights.model)
         own = int(config.max_position_embeddings)

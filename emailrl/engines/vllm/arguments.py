@@ -63,6 +63,7 @@ def shared_arguments(agent: AgentSettings, vllm: VllmSettings, model: ModelSetti
     in, ids out, which with no statistics halves a server's own time per sampled token."""
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
+        "language_model_only": True,  # no images: a model that sees them would load its processor
         "max_model_len": model.max_model_len,
         "tensor_parallel_size": vllm.vllm_tensor_parallel_size,
         "enforce_eager": vllm.vllm_enforce_eager,

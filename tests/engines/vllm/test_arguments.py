@@ -39,7 +39,8 @@ def test_arguments_follow_the_settings(tmp_path: Path) -> None:
         "vllm_enable_prefix_caching": False, "max_model_len": 8192, "max_batch_trajectories": 48, "seed": 7,
     }  # fmt: skip
     assert arguments(tmp_path, overrides, model="/models/x", lora_rank=20) == {
-        "model": "/models/x", "dtype": "bfloat16", "skip_tokenizer_init": True, "seed": 7, "max_model_len": 8192,
+        "model": "/models/x", "dtype": "bfloat16", "skip_tokenizer_init": True,
+        "language_model_only": True, "seed": 7, "max_model_len": 8192,
         "max_num_seqs": 48, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.3, "enforce_eager": True,
         "enable_prefix_caching": False, "enable_sleep_mode": True, "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True, "enable_lora": True, "max_loras": 1, "max_lora_rank": 32,
