@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,14 +90,18 @@ class _Row(BaseModel):
     shares_inbox: bool = False
 
 
-def parse_row(row: Any, where: str, data: DataSettings = ART_E) -> Scenario:
-    """Return one checked question; raises UsageError that begins with ``where`` and names the field."""
+def parse_row(row: Any, where: str, data: DataSettings = ART_E, *, answers: bool = True) -> Scenario:
+    """Return one checked question; raises UsageError that begins with ``where`` and names the field. One that no answer
+    is compared with needs none unless ``answers``: its answer is then empty."""
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: not a JSON object.", ONE_A_LINE)
     names = {name: name for name in _Row.model_fields} | {"question": data.question_field, "answer": data.answer_field}
     given = {name: row[named] for name, named in names.items() if row.get(named) is not None}
     if given.get("answerable") is False:
         given = {"answer": I_DONT_KNOW, "message_ids": []} | given
+    no_answer = not (answers or "answer" in given or given.get("split") in ("val", "test"))
+    if no_answer:
+        given = {"message_ids": [], "how_realistic": 1.0} | given | {"answer": I_DONT_KNOW}
     try:
         read = _Row.model_validate(given)
     except ValidationError as error:
@@ -108,15 +113,15 @@ def parse_row(row: Any, where: str, data: DataSettings = ART_E) -> Scenario:
         raise UsageError(f"{where}: field {field!r} {reason}, not {first['input']!a:.60}.") from None
     if not read.answerable and (read.message_ids or read.needs_all or read.answer != I_DONT_KNOW):
         raise UsageError(f"{where}: 'answerable' is false, but there is an answer or a source email.", ABSENT_HINT)
-    if read.answerable and not read.message_ids:
+    if read.answerable and not read.message_ids and not no_answer:
         raise UsageError(f"{where}: field 'message_ids' must have at least one message id.")
     if read.split not in (None, *SPLITS, data.train_split):
         splits = ", ".join(dict.fromkeys((*SPLITS, data.train_split)))
         raise UsageError(f"{where}: field 'split' must be one of {splits}, not {read.split!r}.")
-    return Scenario(**dict(read))
+    return Scenario(**dict(read) | ({"answer": ""} if no_answer else {}))
 
 
-def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
+def read_jsonl(path: Path, data: DataSettings = ART_E, *, answers: bool = True) -> Iterator[Scenario]:
     """Yield the questions of a JSONL file; a bad row raises UsageError with file and line."""
     lines: dict[tuple[str | None, str], int] = {}
     first_split: str | None = None
@@ -132,7 +137,7 @@ def read_jsonl(path: Path, data: DataSettings = ART_E) -> Iterator[Scenario]:
                     row = json.loads(line.removeprefix(BOM_UTF8).decode())
                 except (ValueError, RecursionError) as error:
                     raise UsageError(f"{where}: not JSON ({error}).", ONE_A_LINE) from error
-                scenario = parse_row(row, where, data)
+                scenario = parse_row(row, where, data, answers=answers)
                 if not lines:
                     first_split = scenario.split
                 elif (scenario.split is None) != (first_split is None):
@@ -158,7 +163,7 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> Path:
     return path
 
 
-def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
+def read_dataset(name: str, data: DataSettings = ART_E, *, answers: bool = True) -> Iterator[Scenario]:
     """Yield the questions of all splits of a hub dataset, or of a local folder that ``datasets`` wrote or can load.
     Raises EmailRLError with alternatives if the hub cannot be reached, UsageError for other folders and invalid
     rows."""
@@ -168,7 +173,7 @@ def read_dataset(name: str, data: DataSettings = ART_E) -> Iterator[Scenario]:
             where = f"{name}[{split_name}][{number}]"
             if split_name not in names:
                 raise UsageError(f"{where}: a question set has the splits train, val(idation) and test.")
-            yield parse_row({**row, "split": names[split_name]}, where, data)
+            yield parse_row({**row, "split": names[split_name]}, where, data, answers=answers)
 
 
 def load_splits(name: str) -> Any:
@@ -257,6 +262,9 @@ class Questions:
                 chosen = [s for s in chosen if (s.id in val) == (split == "val")]
                 found.append(note)
             notes = [*filter(None, found), *notes]
+        if split != "train" and (unanswered := next((each for each in chosen if not each.answer), None)):
+            hint = "Only training needs no answers: give each question a split, or its answer."
+            raise UsageError(f"{source}: question {unanswered.id!r} has no answer.", hint)
         if not chosen:
             counts = Counter(scenario.split or "unsplit" for scenario in every)
             have = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
@@ -267,18 +275,18 @@ class Questions:
         return replace(self, scenarios=chosen, notes=notes)
 
 
-def read_questions(questions: Path | None, data: DataSettings) -> Questions:
+def read_questions(questions: Path | None, data: DataSettings, *, answers: bool = True) -> Questions:
     """Read and check all questions of a JSONL file or a folder that ``datasets`` can load. None uses
     ``data.questions``, or else the hub's ART-E questions. Raises UsageError (file and line) for a bad row and if no
-    question is left, EmailRLError if the hub cannot be reached."""
+    question is left, EmailRLError if the hub cannot be reached. Without ``answers`` those of ``train`` need none."""
     questions = questions or data.questions
     check_exists(questions)
     source = str(questions or HUB_QUESTIONS)
     is_file = questions is not None and Path(questions).is_file()
-    rows = read_jsonl(Path(source), data) if is_file else read_dataset(source, data)
+    read = partial(read_jsonl, Path(source)) if is_file else partial(read_dataset, source)
     kept: list[Scenario] = []
     dropped: Counter[str] = Counter()
-    for scenario in rows:
+    for scenario in read(data, answers=answers):
         if scenario.split is None and data.train_split != "train":
             raise UsageError(f"TRAIN_SPLIT={data.train_split}, but the questions have no splits.", "Unset it.")
         if scenario.split == "train" != data.train_split:

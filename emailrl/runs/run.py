@@ -201,6 +201,7 @@ class Origin:
     questions_fingerprint: str
     parent: str | None = None  # The checkpoint or adapter the weights started from.
     resumed_from: str | None = None  # The checkpoint this process resumed from.
+    teacher: str | None = None  # What identifies its weights.
 
 
 class Updates(Protocol):
@@ -264,7 +265,7 @@ class Run(Generic[S]):
             parent=origin.parent,
             resumed_from=origin.resumed_from,
             seed=settings.training.seed,
-            versions=versions(settings),
+            versions=versions(settings) | ({"teacher": origin.teacher} if origin.teacher else {}),
             database_fingerprint=origin.database_fingerprint,
             questions_fingerprint=origin.questions_fingerprint,
             git_commit=git_commit(),

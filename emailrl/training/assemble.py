@@ -22,7 +22,7 @@ from emailrl.model.shard import check_shardable
 from emailrl.questions.load import coverage_notes, fingerprint, read_questions
 from emailrl.ranks import Ranks
 from emailrl.records.trajectory import Scenario
-from emailrl.rewards.scorer import OverlongScorer, build_scorer
+from emailrl.rewards.scorer import MeasuringScorer, OverlongScorer, build_scorer
 from emailrl.runs.folder import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.runs.log import RULE, Display, Tracker, check_services
 from emailrl.runs.resume import Start, check_agrees, find_start, lost_metrics, resumed, rewind, run_to_resume, with_lora
@@ -185,19 +185,21 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     if buffer is None:
         buffer = round(algorithm.overlong_share * max_tokens)
     penalized = OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
-    scores: dict[team.Role, Score] = {"train": penalized.score, "eval": build_scorer(*rewards).score}
+    paid = MeasuringScorer(scorer) if algorithm.has_teacher else penalized
+    scores: dict[team.Role, Score] = {"train": paid.score, "eval": build_scorer(*rewards).score}
     db, num_val = settings.store.db, data.eval_dataset_size
     database = database_fingerprint(db)
-    questions = read_questions(None, data)
+    questions = read_questions(None, data, answers=not algorithm.has_teacher)
     train = questions.of("train", limit=data.train_dataset_size, seed=training.seed)
     val = questions.of("val", limit=2 * num_val, seed=training.seed)
     chosen, confirm = val.scenarios[:num_val], val.scenarios[num_val:]
     notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
     notes += [*start.notes, *algorithms.advice(settings)]
+    teacher = team.identify_teacher(settings)
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
-        notes += check_agrees(checkpoint, settings, mode.name, **asked)
+        notes += check_agrees(checkpoint, settings, mode.name, **asked, teacher=teacher)
     seed_generators(training.seed)
     epochs = training.num_train_epochs if mode.epochs_bound else None
     per_step = algorithms.questions_per_step(training, ranks.world)
@@ -208,7 +210,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
         check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     reference = checkpoint.reference if checkpoint else None
-    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference)
+    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, reference, teacher)
     return Prepared(start, origin, train.scenarios, chosen, confirm, notes, scores, total, epochs)
 
 

@@ -119,11 +119,12 @@ class RunState(State):
         """See ``State.forget_best``."""
         self.best_step = self.best_accuracy = self.best_interval = None
 
-    def end_step(self, cursor: Cursor, accuracy: float) -> None:
-        """Advance by a step whose questions end at ``cursor`` and whose rollouts had this accuracy."""
+    def end_step(self, cursor: Cursor, accuracy: float | None) -> None:
+        """Advance by a step whose questions end at ``cursor`` and whose rollouts had this accuracy, if known."""
         self.step += 1
         self.cursor = cursor
-        self.recent_accuracies = [*self.recent_accuracies, accuracy][-MOVING_STEPS:]
+        if accuracy is not None:
+            self.recent_accuracies = [*self.recent_accuracies, accuracy][-MOVING_STEPS:]
 
     @property
     def moving_accuracy(self) -> float:

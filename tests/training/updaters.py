@@ -56,6 +56,8 @@ def loaded(model: Path, **changes: Any) -> Settings:
 
 def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
     """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
+    if changes.get("algorithm") == "opd":
+        changes.setdefault("teacher", str(model))  # the base itself
     settings = loaded(model, **changes)
     updater = build_updater(load_trained(settings, None, ranks, ranks.host_mesh()), settings, ranks=ranks)
     generator = torch.Generator().manual_seed(5)
