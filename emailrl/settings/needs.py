@@ -83,7 +83,7 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
     if now.critic and now.critic_warmup_steps >= now.max_steps:
         problem = f"CRITIC_WARMUP_STEPS={now.critic_warmup_steps} leaves none of MAX_STEPS={now.max_steps}"
         yield f"{problem} for the policy.", "Lower CRITIC_WARMUP_STEPS or raise MAX_STEPS."
-    if now.distills and now.teacher is None:
+    if now.distills and not now.teacher:
         yield f"{now.estimator} needs a TEACHER.", "Name a checkpoint, a model or a vLLM server: --teacher."
     if now.distills and now.kl_in == "reward" and now.beta:
         yield f"KL_IN=reward has no reward to change with {now.estimator}.", "Use KL_IN=loss or BETA=0."

@@ -138,7 +138,7 @@ class Replica:
         body = completion_body(self.base, SamplingParams(1, 1.0), ids, 0, 1) | {"prompt_logprobs": 0}
         answer = read_answer(_Scores, str(self), await self._call(client, COMPLETIONS, body)).choices[0].prompt_logprobs
         found = [(each or {}).get(str(token), {}).get("logprob") for token, each in zip(ids, answer, strict=False)]
-        logprobs = [each for each in found[1:] if isinstance(each, float) and -math.inf < each <= HIGHEST_LOGPROB]
+        logprobs = [each for each in found[1:] if isinstance(each, int | float) and -math.inf < each <= HIGHEST_LOGPROB]
         if not len(logprobs) + 1 == len(answer) == len(ids):
             raise EmailRLError(f"{self} does not return the log-probability of each token of a prompt.", TOO_OLD)
         return [0.0, *logprobs]

@@ -21,7 +21,7 @@ from emailrl.model.policy import Policy
 from emailrl.settings import PolicySettings
 
 T = TypeVar("T")
-TOKENS_A_TEXT: Final = 20_000  # of the vocabulary in one request, whose reply stays far below the longest allowed
+TOKENS_A_TEXT: Final = 2_000  # of the vocabulary in one request, which fits into any context window
 
 
 class ServerTeacher:
