@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -100,16 +100,22 @@ class Policy:
     @contextmanager
     def reference(self) -> Iterator[Any]:
         """Make the model the reference policy inside the block: adapter switched off, or as it was at the ``start``."""
-        if self.start is None:
-            with self.model.disable_adapter() if self.lora else nullcontext():
-                yield self.model
-            return
+        with self.bare() if self.start is None else self.adapted(self.start):
+            yield self.model
+
+    def bare(self) -> AbstractContextManager[Any]:
+        """Switch the adapter off inside the block."""
+        return self.model.disable_adapter() if self.lora else nullcontext()
+
+    @contextmanager
+    def adapted(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Put other ``weights`` into the adapter inside the block, one per trainable parameter; ranks may differ."""
         parameters = [parameter for _, parameter in self.trainable_parameters()]
         own = [parameter.data for parameter in parameters]
         try:
-            for parameter, value in zip(parameters, self.start, strict=True):
+            for parameter, value in zip(parameters, weights, strict=True):
                 parameter.data = value  # without copying; it stays the same object to its optimizer
-            yield self.model
+            yield
         finally:
             for parameter, value in zip(parameters, own, strict=True):
                 parameter.data = value

@@ -120,7 +120,8 @@ class Job:
     def scoring_passes(self) -> int:
         """Passes without gradients before the first update of a step."""
         beta, updates = self.settings.algorithm.beta, self.settings.training.updates_per_step
-        return (beta > 0) + needs_old_logprobs(resolve(self.settings), kl_coef=beta, updates=updates)
+        algorithm = resolve(self.settings)
+        return (beta > 0) + algorithm.has_teacher + needs_old_logprobs(algorithm, kl_coef=beta, updates=updates)
 
     def weights(self, itemsize: int = 2) -> int:
         """Bytes of the base."""
@@ -170,7 +171,10 @@ def limit_to_questions(settings: Settings) -> tuple[Settings, float, list[str]]:
     file = data.questions or questions_file(settings.store.db)
     if not file.exists():
         return settings, 1.0, [f"no question file at {file}: assuming {data.train_dataset_size:,} training questions"]
-    found, seed = read_questions(file, data), settings.training.seed
+    found, seed = (
+        read_questions(file, data, unanswered=settings.rewards.compares or resolve(settings).has_teacher),
+        settings.training.seed,
+    )
     num_train, num_val = (len(found.of(split, limit=None, seed=seed).scenarios) for split in ("train", "val"))
     evaluated = min(num_val, data.eval_dataset_size)
     limited = changed(settings, train_dataset_size=min(num_train, data.train_dataset_size), eval_dataset_size=evaluated)

@@ -102,7 +102,7 @@ def parse_row(row: Any, where: str, data: DataSettings = ART_E, *, unanswered: b
         given = {"answer": I_DONT_KNOW, "message_ids": []} | given
     has_none = unanswered and not str(given.get("answer", "")).strip()
     if has_none:
-        given = {"message_ids": []} | given | {"answer": NO_ANSWER}
+        given = {"message_ids": [], "how_realistic": 1.0} | given | {"answer": NO_ANSWER}
     try:
         read = _Row.model_validate(given)
     except ValidationError as error:
@@ -271,6 +271,9 @@ class Questions:
                 chosen = [s for s in chosen if (s.id in val) == (split == "val")]
                 found.append(note)
             notes = [*filter(None, found), *notes]
+        if split != "train" and (unanswered := next((each for each in chosen if not each.answer), None)):
+            hint = "Only training needs no answers: give each question a split, or its answer."
+            raise UsageError(f"{source}: question {unanswered.id!r} has no answer.", hint)
         if not chosen:
             counts = Counter(scenario.split or "unsplit" for scenario in every)
             have = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))

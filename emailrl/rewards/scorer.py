@@ -224,6 +224,21 @@ class OverlongScorer:
         return min(over, self.buffer) / self.buffer * self.penalty
 
 
+@dataclass(frozen=True)
+class MeasuringScorer:
+    """A scorer where no reward is needed: no failure drops a rollout, and without a reference there is no verdict."""
+
+    scorer: Scorer
+
+    def score(self, trajectories: Sequence[Trajectory]) -> None:
+        played = [trajectory for trajectory in trajectories if trajectory.exception is None]
+        self.scorer.score([trajectory for trajectory in played if trajectory.scenario.answer])
+        for trajectory in played:
+            trajectory.exception = None
+            if not trajectory.scenario.answer:
+                trajectory.rubric["answer_correct"] = None
+
+
 def build_scorer(
     rewards: RewardSettings,
     weights: RewardWeightSettings,

@@ -166,11 +166,11 @@ def with_lora(settings: Settings, lora: dict[str, Any]) -> Settings:
 
 def check_agrees(
     checkpoint: Checkpoint, settings: Settings, mode: str, *,
-    database: str, questions: str, source: str, fixed: Collection[str] = (),
+    database: str, questions: str, source: str, fixed: Collection[str] = (), teacher: str | None = None,
 ) -> list[str]:  # fmt: skip
-    """Differences from the checkpoint's settings, for the log. ``database`` and ``questions`` are fingerprints,
-    ``source`` names the questions. Raises UsageError, naming the cause, for another base model, mode, adapter, LoRA
-    shape, database, set of questions or ``fixed`` setting."""
+    """Differences from the checkpoint's settings, for the log. ``database``, ``questions`` and ``teacher`` are
+    fingerprints, ``source`` names the questions. Raises UsageError, naming the cause, for another base model, mode,
+    adapter, LoRA shape, database, set of questions or ``fixed`` setting."""
     before, path = checkpoint.metadata, checkpoint.path
     if before.base_model and not same_base(before.base_model, settings.model.name):
         problem = f"{path} was trained from {before.base_model}, not from {settings.model.name}."
@@ -216,7 +216,8 @@ def check_agrees(
         problem = f"{path} was trained on other questions than {source} now gives."
         raise UsageError(problem, f"Resume with the old file and the version that wrote it ({version}), {_OR_NEW_RUN}")
     was, own = before.versions, versions(settings)
-    edited = [use for use in ("reward", "environment") if was.get(use) not in (None, own.get(use))]
+    own |= {"teacher": teacher} if teacher else {}
+    edited = [use for use in ("reward", "environment", "teacher") if was.get(use) not in (None, own.get(use))]
     notes = [f"{name} {old} -> {new}" for (_, name), (old, new) in changes.items()]
     notes += [f"the content of {use.upper()}" for use in edited]
     return [f"changed since the checkpoint: {note}" for note in notes]

@@ -212,6 +212,7 @@ class Origin:
     questions_fingerprint: str
     parent: str | None = None  # The checkpoint or adapter the weights started from.
     resumed_from: str | None = None  # The checkpoint this process resumed from.
+    teacher: str | None = None  # What identifies its weights.
 
 
 class Updates(Protocol):
@@ -278,7 +279,7 @@ class Run(Generic[S]):
             parent=origin.parent,
             resumed_from=origin.resumed_from,
             seed=self.settings.training.seed,
-            versions=self._versions,
+            versions=self._versions | ({"teacher": origin.teacher} if origin.teacher else {}),
             database_fingerprint=origin.database_fingerprint,
             questions_fingerprint=origin.questions_fingerprint,
             git_commit=git_commit(),

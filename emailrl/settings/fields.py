@@ -23,10 +23,15 @@ class Flag:
 
 
 class Address:
-    """Marks a field that may name a server: ``gets`` is the data it receives, ``key`` the setting with its key."""
+    """Marks a field that names a server: ``gets`` is the data it receives, ``key`` the setting with its key. If it is
+    ``Code`` or something ``or_else`` too, only a URL does."""
 
-    def __init__(self, gets: str, key: str) -> None:
-        self.gets, self.key = gets, key
+    def __init__(self, gets: str, key: str, *, or_else: bool = False) -> None:
+        self.gets, self.key, self.or_else = gets, key, or_else
+
+
+def is_url(text: str) -> bool:
+    return text.lower().startswith(("http://", "https://"))
 
 
 class Code:
@@ -71,9 +76,10 @@ def _greedy_or_warm(temperature: float) -> float:
 
 
 Bool = BeforeValidator(_on_or_off)
+_Conversations: Final = Address("conversations with the mail in them", "vllm_api_key", or_else=True)
+Teacher = Annotated[str | None, Env("TEACHER"), _Conversations]
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_greedy_or_warm)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-LearningRate = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 NonNegative = Annotated[int, Field(ge=0, lt=2**63)]

@@ -7,10 +7,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
-from emailrl.settings.fields import Bool, Decay, Env, Flag, Fraction, LearningRate, NonNegative, Positive, Section
+from emailrl.settings.fields import Bool, Decay, Env, Flag, Fraction, NonNegative, Positive, Section, Teacher
 
 YEAR: Final = 365 * 24 * 3600
 MOST_SAMPLES: Final = 10_000
+LearningRate = Annotated[float, Field(gt=0, le=1)]
 
 
 class TrainingSettings(Section):
@@ -19,7 +20,10 @@ class TrainingSettings(Section):
     sampled tokens (masked)."""
     algorithm: str = "grpo"
     """Algorithm (advantage, clipping, aggregation and KL): grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce_pp,
-    reinforce_pp_baseline or ppo."""
+    reinforce_pp_baseline, ppo or opd."""
+    teacher: Teacher = None
+    """Teacher that `--algorithm opd` distills: a checkpoint or other adapter, a model (as MODEL_NAME), or the URL of a
+    vLLM server. It needs the policy's tokenizer."""
     seed: Annotated[int, Field(ge=0, lt=2**63), Env("SEED")] = 42
     """Random seed."""
     adapter: Annotated[Path | None, Env("ADAPTER_PATH")] = None
@@ -142,10 +146,11 @@ class AlgorithmSettings(Section):
     min_group_std: Annotated[float, Field(ge=0)] = 0.05
     """Groups whose rewards have a lower standard deviation are dropped and counted, if the estimator compares rewards
     within a group."""
-    advantage_estimator: Literal["group_norm", "dr_grpo", "reinforce_baseline", "rloo", "reinforce", "gae"] | None = (
-        None
-    )
-    """Advantage estimator: rewards compared within a group, the reward itself, or gae (PPO, with a critic)."""
+    advantage_estimator: (
+        Literal["group_norm", "dr_grpo", "reinforce_baseline", "rloo", "reinforce", "gae", "teacher"] | None
+    ) = None
+    """Advantage estimator: rewards compared within a group, the reward itself, gae (PPO, with a critic), or teacher
+    (TEACHER's log-probability of each sampled token less the policy's)."""
     whiten_advantages: bool | None = None
     """Normalize advantages to mean 0 and variance 1 over the tokens of a step."""
     ratio_level: Literal["token", "sequence"] | None = None

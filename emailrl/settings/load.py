@@ -183,7 +183,7 @@ def from_record(
             continue
         value, default = record[leaf.section][leaf.field], defaults[leaf.section][leaf.field]
         own = others[leaf].value if leaf in others else default
-        if (leaf.address or leaf.code) and value != default and not PLAIN_WORD.fullmatch(str(value)):
+        if (leaf.names_server(value) or leaf.code) and value != default and not PLAIN_WORD.fullmatch(str(value)):
             if without_credentials(str(own)) != value:
                 problem = f"The run was trained with {leaf.env_names[0]}={value}, which a run's folder may not set."
                 raise UsageError(problem, f"Set it again ({leaf.env_names[0]}=…), or choose another value.")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 
 from pydantic import SecretStr, ValidationError
 
-from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written
+from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written, is_url
 from emailrl.settings.tree import PolicySettings, Settings
 
 _Group = TypeVar("_Group", bound=PolicySettings)
@@ -66,6 +66,9 @@ class Leaf:
     @property
     def is_path(self) -> bool:
         return Path in self.kinds
+
+    def names_server(self, value: object) -> bool:
+        return self.address is not None and (is_url(str(value)) or not (self.address.or_else or self.code))
 
 
 @dataclass(frozen=True)

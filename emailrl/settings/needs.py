@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Final, Literal
 
+from emailrl.settings.fields import is_url
 from emailrl.settings.names import by_name
 
 Level = Literal["error", "note"]
@@ -30,12 +31,14 @@ _OF_SERVERS: Final = (
     "vllm_tensor_parallel_size vllm_gpu_memory_utilization vllm_enforce_eager vllm_enable_prefix_caching"
     " vllm_enable_sleep"
 )
+_OF_REWARDS: Final = "reward_clip_low reward_clip_high overlong_buffer overlong_penalty"
 _CORRECTED: Final = "IMPORTANCE_CORRECTION=tis, icepop or sequence_mask"
 _UPDATES: Final = "NUM_MINI_BATCHES or UPDATE_EPOCHS above 1 (else every ratio is 1)"
 
 NEEDS: Final = (  # what has no effect without another setting
     Need("error", _OF_CRITIC, "ADVANTAGE_ESTIMATOR=gae (--algorithm ppo)", lambda now: now.critic),
-    Need("error", "gamma", "ADVANTAGE_ESTIMATOR=gae or reinforce", lambda now: not now.compares),
+    Need("error", "teacher", "ADVANTAGE_ESTIMATOR=teacher (--algorithm opd)", lambda now: now.distills),
+    Need("error", "gamma", "ADVANTAGE_ESTIMATOR=gae or reinforce", lambda now: not (now.compares or now.distills)),
     Need("error", "constant_length", "LOSS_AGGREGATION=constant", lambda now: now.loss_aggregation == "constant"),
     Need("error", "kl_target", "BETA above 0", lambda now: now.beta),
     Need("error", "correction_low correction_high", _CORRECTED, lambda now: now.importance_correction != "off"),
@@ -43,6 +46,7 @@ NEEDS: Final = (  # what has no effect without another setting
     Need("error", "filter_low filter_high", "FILTER_ON=accuracy or reward", lambda now: now.filter_on != "spread"),
     Need("error", "dual_clip", "EMAILRL_SURROGATE=ppo", lambda now: now.surrogate == "ppo"),
     Need("error", "overlong_penalty", "OVERLONG_BUFFER", lambda now: now.overlong),
+    Need("note", _OF_REWARDS, "an ADVANTAGE_ESTIMATOR of rewards", lambda now: not now.distills),
     Need("note", "clip_low clip_high dual_clip value_clip ratio_level", _UPDATES, lambda now: now.updates > 1),
     Need("note", "reference", "BETA above 0", lambda now: now.beta or now.reference != "start"),
     Need("note", "kl_horizon", "KL_TARGET", lambda now: now.kl_target is not None),
@@ -55,6 +59,7 @@ NEEDS: Final = (  # what has no effect without another setting
 )
 _REFUSED: Final = (  # what a setting needs, in the words of the page, where ``_contradictions`` has the rule
     ("importance_correction", "EMAILRL_ENGINE=transformers or vllm"),
+    ("teacher", "TEMPERATURE=1 if it is a server"),
     ("max_staleness", "VLLM_URLS"),
     ("max_staleness", _CORRECTED),
 )
@@ -64,7 +69,7 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
     """Reason and remedy of each combination that cannot be trained."""
     if now.ratio_level == "sequence":
         one, token = "RATIO_LEVEL=sequence needs one advantage per sequence", "or RATIO_LEVEL=token."
-        if now.critic:
+        if now.critic or now.distills:
             yield f"{one}, but {now.estimator} gives one per token.", f"Use ADVANTAGE_ESTIMATOR=group_norm, {token}"
         if now.kl_in == "reward" and now.beta:
             yield f"{one}, but KL_IN=reward penalizes each token separately.", f"Use KL_IN=loss, BETA=0, {token}"
@@ -80,6 +85,13 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
     if now.critic and now.critic_warmup_steps >= now.max_steps:
         problem = f"CRITIC_WARMUP_STEPS={now.critic_warmup_steps} leaves none of MAX_STEPS={now.max_steps}"
         yield f"{problem} for the policy.", "Lower CRITIC_WARMUP_STEPS or raise MAX_STEPS."
+    if now.distills and not now.teacher:
+        yield f"{now.estimator} needs a TEACHER.", "Name a checkpoint, a model or a vLLM server: --teacher."
+    if now.distills and now.kl_in == "reward" and now.beta:
+        yield f"KL_IN=reward has no reward to change with {now.estimator}.", "Use KL_IN=loss or BETA=0."
+    if now.distills and is_url(now.teacher or "") and now.temperature not in (0, 1):
+        problem = "A server tells log-probabilities before temperature, so a TEACHER there needs TEMPERATURE=1, not"
+        yield f"{problem} {now.temperature:g}.", "Use --temperature 1, or a teacher in this process."
     rollouts = f"NUM_GENERATIONS={now.num_generations}"
     if now.compares and now.num_generations <= 1:
         problem = f"{rollouts} is too low for {now.algorithm}, which compares the rollouts of one question"
@@ -135,7 +147,7 @@ def notes(now: SimpleNamespace) -> Iterator[str]:
     if now.updates > 1 and now.lora_dropout:
         passes = f"LORA_DROPOUT={now.lora_dropout:g} with {now.updates} updates per step makes the ratios noisy"
         yield f"{passes}: each pass drops different weights; use LORA_DROPOUT=0"
-    if not (now.compares or now.critic or now.whiten_advantages):
+    if not (now.compares or now.critic or now.distills or now.whiten_advantages):
         yield f"{now.estimator} without WHITEN_ADVANTAGES has no baseline at all"
     if now.reward == "ruler" and not now.compares:
         yield f"--reward ruler scores rollouts only relative to their group, which {now.estimator} does not compare"

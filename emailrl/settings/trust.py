@@ -112,7 +112,7 @@ def _effect(leaf: Leaf, value: Any, folder: Path, *, builds_db: bool) -> str | N
     text = str(value)
     if leaf.secret:
         return "belongs to someone who may read what is sent with it"
-    if leaf.address and (not leaf.code or text.lower().startswith(("http://", "https://"))):
+    if leaf.address and leaf.names_server(text):
         key = by_name()[leaf.address.key].env_names[0]
         is_provider = _PROVIDER.fullmatch(str(leaf.default)) and _PROVIDER.fullmatch(text)
         return None if is_provider else f"gets {leaf.address.gets} and your {key}"

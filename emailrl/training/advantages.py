@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from emailrl.training.kl import estimate
 from emailrl.training.losses import masked
 
 
@@ -64,6 +65,13 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
         columns.append(advantage[:, None])
     advantages = masked(torch.cat(columns[::-1], dim=1), trainable)
     return advantages, advantages + values
+
+
+def teacher_gap(logprobs: Tensor, teacher_logprobs: Tensor, sampled: Tensor) -> Tensor:
+    """On-policy distillation: log p_teacher - log p_policy of each ``sampled`` token, the negative of a sample of
+    KL(policy || teacher), clamped to ±10 as in ``kl.estimate``. All ``(B, T)``. Each token counts alone: discount 0
+    (Thinking Machines, https://thinkingmachines.ai/blog/on-policy-distillation)."""
+    return masked(-estimate(logprobs, teacher_logprobs, "k1"), sampled.bool())
 
 
 def whiten(advantages: Tensor, mask: Tensor, *, over: Tensor | None = None) -> Tensor:

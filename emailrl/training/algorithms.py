@@ -54,7 +54,7 @@ class Algorithm:
     """One policy-gradient algorithm. ``docs/reference/algorithms.md`` compares each field with its paper."""
 
     name: str
-    advantage: str  # A key of ``advantages.ESTIMATORS``, or ``gae`` (per token, from a critic)
+    advantage: str  # A key of ``advantages.ESTIMATORS``, or per token: ``gae`` (from a critic), ``teacher``
     whiten: bool = False
     """Shift and scale the advantages to mean 0 and variance 1 over all trainable tokens of the step."""
     surrogate: Literal["ppo", "cispo"] = "ppo"
@@ -79,9 +79,14 @@ class Algorithm:
         return self.advantage == "gae"
 
     @property
+    def has_teacher(self) -> bool:
+        """Whether advantages come from a teacher's log-probabilities: rewards are then only measured."""
+        return self.advantage == "teacher"
+
+    @property
     def compares_rollouts(self) -> bool:
         """Whether rewards are compared within their group: if so, equal rewards teach nothing, and it takes two."""
-        return self.advantage not in ("reinforce", "gae")
+        return self.advantage not in ("reinforce", "gae", "teacher")
 
 
 _ROWS = (
@@ -94,6 +99,7 @@ _ROWS = (
     Algorithm("reinforce_pp", "reinforce", whiten=True, kl_estimator="k1", kl_in="reward"),
     Algorithm("reinforce_pp_baseline", "reinforce_baseline", whiten=True, kl_estimator="k2"),
     Algorithm("ppo", "gae", whiten=True, kl_estimator="k1", kl_in="reward", value_clip=0.5),
+    Algorithm("opd", "teacher"),
 )
 ALGORITHMS: Final = {algorithm.name: algorithm for algorithm in _ROWS}
 _SAME_NAME: Final = (
@@ -147,6 +153,7 @@ def in_force(settings: Settings) -> tuple[Algorithm, SimpleNamespace]:
         **values,
         given=given,
         critic=algorithm.has_critic,
+        distills=algorithm.has_teacher,
         compares=algorithm.compares_rollouts,
         estimator=f"ADVANTAGE_ESTIMATOR={algorithm.advantage}{source}",
         overlong=algorithm.overlong_share if buffer is None else buffer,
@@ -163,8 +170,10 @@ def default_low(correction: str) -> float:
 
 def needs_old_logprobs(algorithm: Algorithm, *, kl_coef: float, updates: int) -> bool:
     """Whether the policy scores the samples beforehand; otherwise the only update's own pass gives the same numbers.
-    ``updates`` is the number per step. Advantages need a critic's values and a KL in the reward beforehand."""
-    return algorithm.has_critic or (algorithm.kl_in == "reward" and kl_coef > 0) or updates > 1
+    ``updates`` is the number per step. Advantages need a critic's values, a KL in the reward and the distance to a
+    teacher beforehand."""
+    before = algorithm.has_critic or algorithm.has_teacher or (algorithm.kl_in == "reward" and kl_coef > 0)
+    return before or updates > 1
 
 
 MEASURED_RATES: Final = {"nano": 2e-3, "smol": 3e-4, "smol-base": 3e-4}  # docs/guides/learning_rate.md

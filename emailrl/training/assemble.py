@@ -23,7 +23,7 @@ from emailrl.model.shard import check_shardable
 from emailrl.questions.load import coverage_notes, fingerprint, read_questions
 from emailrl.ranks import Ranks
 from emailrl.records.trajectory import Scenario
-from emailrl.rewards.scorer import OverlongScorer, build_scorer
+from emailrl.rewards.scorer import MeasuringScorer, OverlongScorer, build_scorer
 from emailrl.runs.folder import check_replaceable, clear_run, give_back_replaced, new_directory
 from emailrl.runs.log import RULE, Display, Tracker, check_services
 from emailrl.runs.resume import Start, check_agrees, find_start, lost_metrics, resumed, rewind, run_to_resume, with_lora
@@ -188,11 +188,12 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     if buffer is None:
         buffer = round(algorithm.overlong_share * max_tokens)
     penalized = OverlongScorer(scorer, max_tokens, buffer, wanted.overlong_penalty) if buffer else scorer
+    paid = MeasuringScorer(scorer) if algorithm.has_teacher else penalized
     measured = build_scorer(*rewards, reward=own.measure, bill=bill)
-    scores: dict[team.Role, Score] = {"train": penalized.score, "eval": measured.score}
+    scores: dict[team.Role, Score] = {"train": paid.score, "eval": measured.score}
     db, num_val = settings.store.db, data.eval_dataset_size
     database = database_fingerprint(db)
-    questions = read_questions(None, data, unanswered=own.compares)
+    questions = read_questions(None, data, unanswered=own.compares or algorithm.has_teacher)
     train = questions.of("train", limit=data.train_dataset_size, seed=training.seed)
     val = questions.of("val", limit=len(questions.scenarios), seed=training.seed)
     answered = [scenario for scenario in val.scenarios if scenario.answer]
@@ -201,11 +202,14 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     prints = database, fingerprint([*train.scenarios, *chosen])
     notes += [*start.notes, *advice]
     if own.compares:
+        notes.append(f"{own.judge_model} scores each group (RULER)")
+    if len(answered) < len(val.scenarios) or not chosen:
         basis = f"accuracy on {counted(len(chosen), 'validation question')} with answers selects best_model"
-        notes.append(f"{own.judge_model} scores each group (RULER); {basis if chosen else NOT_EVALUATED}")
+        notes.append(basis if chosen else NOT_EVALUATED)
+    teacher = team.identify_teacher(settings)
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
-        notes += check_agrees(checkpoint, settings, mode.name, **asked)
+        notes += check_agrees(checkpoint, settings, mode.name, **asked, teacher=teacher)
     seed_generators(training.seed)
     epochs = training.num_train_epochs if mode.epochs_bound else None
     per_step = algorithms.questions_per_step(training, ranks.world)
@@ -216,7 +220,7 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
         check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     resumed_from = checkpoint.reference if checkpoint else None
-    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, resumed_from)
+    origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, resumed_from, teacher)
     known = start, origin, state, algorithm
     return Prepared(*known, train.scenarios, chosen, confirm, notes, scores, bill, total, epochs)
 

@@ -23,7 +23,7 @@ from emailrl.base.errors import EmailRLError
 from emailrl.model.lora import write_tensors
 from emailrl.records.trajectory import StopReason, Trajectory, TrajectoryGroup
 from emailrl.settings import AlgorithmSettings
-from emailrl.training.advantages import ESTIMATORS, gae, rewards_to_go, whiten
+from emailrl.training.advantages import ESTIMATORS, gae, rewards_to_go, teacher_gap, whiten
 from emailrl.training.algorithms import Algorithm, LossMask
 from emailrl.training.kl import estimate
 
@@ -193,6 +193,7 @@ class MicroBatch:
     num_tokens: int  # Tokens to compute: without padding, shared ones once
     old_logprobs: Tensor | None = None  # None with one update per step, whose own pass provides them
     ref_logprobs: Tensor | None = None  # None without a KL penalty
+    teacher_logprobs: Tensor | None = None  # None without a teacher
     old_values: Tensor | None = None  # None without a critic
     advantages: Tensor | None = None  # None until the whole step is scored
     returns: Tensor | None = None  # The critic's targets; None without a critic
@@ -328,8 +329,10 @@ def save_batches(
 
 def terminal_rewards(groups: Sequence[TrajectoryGroup], algorithm: Algorithm) -> dict[str, float]:
     """The reward of each trajectory at its last trainable token, by id; groups may differ in size. This is the output
-    of the algorithm's group estimator: relative to the group, or unchanged. Raises EmailRLError if a reward is not
-    finite, ValueError for a group too small to compare."""
+    of the algorithm's group estimator: relative to the group, or unchanged; 0 with a teacher, which pays each token.
+    Raises EmailRLError if a reward is not finite, ValueError for a group too small to compare."""
+    if algorithm.has_teacher:
+        return {trajectory.id: 0.0 for group in groups for trajectory in group.trajectories}
     estimator = ESTIMATORS["reinforce" if algorithm.has_critic else algorithm.advantage]
     paid: dict[str, float] = {}
     for group in groups:
@@ -351,7 +354,7 @@ def shape_advantages(
     kl_coef: float,
     gather: Callable[[Tensor], list[Tensor]] = lambda value: [value],
 ) -> tuple[list[MicroBatch], dict[str, float]]:
-    """A step's micro-batches with ``advantages``, and with a critic ``returns``; and the critic's metrics. A trajectory
+    """A step's micro-batches with ``advantages``, and with a critic ``returns``; and the metrics of both. A trajectory
     that its chat template split into several samples is one row here, its trained tokens in sampling order: reward and
     value flow back from the last sample to the first (docs/decisions/0003). ``batches`` hold each of the rank's samples
     once; ``gather`` returns a tensor of each rank, for whitening and metrics. ``paid``, the reward of each trajectory
@@ -366,17 +369,23 @@ def shape_advantages(
     if algorithm.kl_in == "reward" and kl_coef:
         kls = [estimate(each["old_logprobs"], each["ref_logprobs"], algorithm.kl_estimator) for each in known]
         rewards = rewards - kl_coef * rows.gather(kls)
-    values = returns = rewards
+    values, returns, metrics = rewards, rewards, dict[str, float]()
     if algorithm.has_critic:
         values = rows.gather([each["old_values"] for each in known])
         advantages, returns = gae(rewards, values, rows.mask, gamma=wanted.gamma, lam=wanted.gae_lambda)
+    elif algorithm.has_teacher:
+        drawn = [batch.loss_mask & ~batch.sampler_logprobs.isnan() for batch in batches]
+        gaps = zip(known, drawn, strict=True)
+        taught = [teacher_gap(each["old_logprobs"], each["teacher_logprobs"], mask) for each, mask in gaps]
+        advantages, sampled = rows.gather(taught), rows.gather([mask.float() for mask in drawn]).bool()
+        metrics["teacher_kl"] = -float(torch.cat(gather(advantages[sampled])).mean())
     else:
         advantages = rewards_to_go(rewards, rows.mask, gamma=wanted.gamma)
     if algorithm.whiten:
         advantages = whiten(advantages, rows.mask, over=torch.cat(gather(advantages[rows.mask])))
     parts = rows.scatter(advantages)
     if not algorithm.has_critic:
-        return [replace(batch, advantages=part) for batch, part in zip(batches, parts, strict=True)], {}
+        return [replace(batch, advantages=part) for batch, part in zip(batches, parts, strict=True)], metrics
     targets = zip(batches, parts, rows.scatter(returns), strict=True)
     shaped = [replace(batch, advantages=part, returns=target) for batch, part, target in targets]
     values, returns = (torch.cat(gather(each[rows.mask])) for each in (values, returns))

@@ -14,6 +14,7 @@ from emailrl.model.layout import micro_batch_cap
 from emailrl.model.logprobs import TokenLogprobs, hidden_states, token_logprobs
 from emailrl.model.packing import shares_prefixes, takes_packed
 from emailrl.model.policy import Policy
+from emailrl.model.teacher import Teacher
 from emailrl.settings import TrainingSettings
 from emailrl.training.batch import Layout, MicroBatch
 
@@ -24,8 +25,10 @@ Head = Callable[[Tensor], Tensor] | None  # The critic's, which gives a value of
 class Forward:
     """Scores micro-batches under a token cap, which is lowered when memory runs out."""
 
-    def __init__(self, policy: Policy, training: TrainingSettings, temperature: float) -> None:
-        self.policy, self.training, self.temperature = policy, training, temperature
+    def __init__(
+        self, policy: Policy, training: TrainingSettings, temperature: float, teacher: Teacher | None = None
+    ) -> None:
+        self.policy, self.training, self.temperature, self.teacher = policy, training, temperature, teacher
         hidden = policy.model.config.get_text_config().hidden_size
         self.max_tokens = micro_batch_cap(training, on_gpu=policy.device.type == "cuda", hidden=hidden)
 
@@ -105,13 +108,16 @@ class Forward:
 
     @torch.no_grad()
     def score(self, batch: MicroBatch, *, old: bool = True, reference: bool = False) -> MicroBatch:
-        """The micro-batch scored by the current policy (``old``) and its ``reference``, as requested."""
+        """The micro-batch scored by the current policy (``old``), its ``reference``, as requested, and a teacher."""
         if old:
             scored = self._score(batch, self.policy.value_head)
             batch = replace(batch, old_logprobs=scored.logprobs, old_values=scored.values)
         if reference:
             with self.policy.reference():
                 batch = replace(batch, ref_logprobs=self._score(batch, None).logprobs)
+        if self.teacher is not None:
+            scores = self.teacher(batch.token_ids, batch.loss_mask, batch.shared)
+            batch = replace(batch, teacher_logprobs=scores)
         return batch
 
     def _score(

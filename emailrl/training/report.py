@@ -130,12 +130,14 @@ def step_line(metrics: Mapping[str, Any], total: int, seconds_left: float = 0.0)
         return "-" if value is None else format(value, form)
 
     in_loss = metrics.get("kl_loss") is not None or metrics.get("kl") is None
+    taught = [f"KL to the teacher: {shown('teacher_kl', 'z.4f')}"] if "teacher_kl" in metrics else []
     tokens = f"{metrics['trainable_tokens']}/{metrics['total_tokens']} ({shown('trainable_share', '.1%')})"
     parts = [
         f"Step {metrics['step']}/{total}",
         f"Loss: {shown('loss', 'z.4f')}",
         f"Policy: {shown('policy_loss', 'z.4f')}",
         f"KL: {shown('kl_loss', 'z.4f')}" if in_loss else f"KL in the reward: {shown('kl', 'z.4f')}",
+        *taught,
         f"Reward: {shown('reward_mean', 'z.3f')}",
         f"Acc: {shown('accuracy', '.1%')}",
         f"Trainable tokens: {tokens}",

@@ -21,13 +21,16 @@ from emailrl.base.process import handled_by
 from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.engines import build_engine
 from emailrl.engines.base import PolicyEngine, SamplingParams
+from emailrl.engines.vllm.teacher import ServerTeacher
 from emailrl.mail.database import no_database
 from emailrl.model.policy import Policy, load_policy
+from emailrl.model.teacher import Teacher, fingerprint, load_teacher
 from emailrl.ranks import ALONE, Activity, RankGroup, Ranks, joined
 from emailrl.records.trajectory import Trajectory
 from emailrl.runs.log import silent
 from emailrl.runs.run import Interrupts, seed_generators
 from emailrl.settings import Settings, TrainingSettings
+from emailrl.settings.fields import is_url
 from emailrl.training.across import Across
 from emailrl.training.algorithms import MODES, Algorithm
 from emailrl.training.batch import Share
@@ -50,15 +53,28 @@ TIMES_TOLERANCE: Final = 10
 """The limit is at least this multiple of VLLM_PROBE_TOLERANCE, which allows for another base or precision."""
 
 
+def identify_teacher(settings: Settings) -> str | None:
+    """What identifies the weights of a run's teacher; None without one. EmailRLError if a server does not answer."""
+    named = settings.training.teacher
+    return named and (ServerTeacher(settings).identify() if is_url(named) else fingerprint(settings))
+
+
+def build_teacher(settings: Settings, policy: Policy) -> Teacher | None:
+    """The teacher of a run, the same on every rank; None without one. Raises UsageError for another tokenizer."""
+    if named := settings.training.teacher:
+        return ServerTeacher(settings).checked(policy) if is_url(named) else load_teacher(settings, policy)
+    return None
+
+
 def build_updater(
     policy: Policy, settings: Settings, algorithm: Algorithm, *, total_steps: int | None = None, ranks: Ranks = ALONE
 ) -> Updater:
-    """The updater of a run, the same on every rank."""
+    """The updater of a run, the same on every rank, with its teacher."""
     gap = max(LARGEST_GAP, TIMES_TOLERANCE * (settings.vllm.vllm_probe_tolerance or 0.0))
     gap = gap if settings.has_servers else math.inf
-    parts = settings.training, settings.algorithm, settings.agent
-    across = Across(ranks, sharded=policy.sharded)
-    return Updater(policy, algorithm, *parts, total_steps=total_steps, across=across, largest_gap=gap)
+    parts = algorithm, settings.training, settings.algorithm, settings.agent
+    across, teacher = Across(ranks, sharded=policy.sharded), build_teacher(settings, policy)
+    return Updater(policy, *parts, total_steps=total_steps, across=across, largest_gap=gap, teacher=teacher)
 
 
 def mesh_of(shard: str, ranks: Ranks) -> DeviceMesh | None:
@@ -98,6 +114,8 @@ def load(
         with TemporaryDirectory() as folder:
             path = write_adapter(adapter, Path(folder)) if isinstance(adapter, dict) else adapter
             policy = load_policy(settings, adapter=path, trainable=True, critic=critic, mesh=mesh, accompanied=beside)
+        # Before an engine takes what is free.
+        updater = build_updater(policy, settings, algorithm, total_steps=total, ranks=ranks)
         engine, stages = None, Stages()
         if ranks.is_first or plays_on_all(settings, ranks):
             if not settings.store.db.is_file():
@@ -106,7 +124,6 @@ def load(
             stack.callback(_close, ranks, engine)
             make = MODES[settings.training.mode].make_environment
             stages = {"train": build_stage(settings, policy, make), "eval": build_stage(settings, policy)}
-        updater = build_updater(policy, settings, algorithm, total_steps=total, ranks=ranks)
         begin(updater)
         return updater, engine, stages
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from emailrl.base.errors import EmailRLError
 from emailrl.model.logprobs import TokenLogprobs
 from emailrl.model.policy import Policy, enough_memory
+from emailrl.model.teacher import Teacher
 from emailrl.settings import AgentSettings, AlgorithmSettings, TrainingSettings
 from emailrl.training.across import Across
 from emailrl.training.algorithms import Algorithm, learning_rate, needs_old_logprobs
@@ -114,6 +115,7 @@ class Updater:
         total_steps: int | None = None,
         across: Across | None = None,
         largest_gap: float = math.inf,
+        teacher: Teacher | None = None,
     ) -> None:
         """``total_steps`` is where a linear or cosine schedule ends; None takes ``training.max_steps``.
         ``largest_gap``, in nats, is how far sampled log-probabilities may be off on average before the run ends."""
@@ -133,7 +135,7 @@ class Updater:
         # Gradients divided by many tokens underflow in 16-bit floats, so the loss is scaled up.
         self.loss_scale = torch.amp.GradScaler(policy.device.type, enabled=policy.dtype == torch.float16)
         self.kl = AdaptiveKL(coef=wanted.beta, target=wanted.kl_target, horizon=wanted.kl_horizon)
-        self.forward = Forward(policy, training, agent.temperature)
+        self.forward = Forward(policy, training, agent.temperature, teacher)
         self.constant_length = wanted.constant_length or agent.turn_tokens
         self.skipped_in_a_row = 0  # Consecutive updates that were not finite
 
@@ -235,7 +237,7 @@ class Updater:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
     def _prepare(self, share: Share) -> tuple[list[list[MicroBatch]], dict[str, float], int]:
-        """Pad the mini-batches, score them by policy, critic and reference, and shape the advantages of the step.
+        """Pad the mini-batches, score them by policy, critic, reference and teacher, and shape the step's advantages.
         Returns the micro-batches of each mini-batch, metrics, and how often memory ran out."""
         self.policy.model.eval()
         updates, coef = len(share.mini_batches) * self.training.update_epochs, self.kl.coef

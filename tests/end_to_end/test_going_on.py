@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from end_to_end.conftest import MakeSettings, Options, settle
 from same_run import assert_same_run, everything, lines, same, state_of
 
 from emailrl.base.errors import EmailRLError
-from emailrl.checkpoints import find_checkpoint, list_checkpoints
+from emailrl.checkpoints import find_checkpoint, list_checkpoints, sha256_of
 from emailrl.cli.app import main
 from emailrl.records import read_records
 from emailrl.training import run as run_module
@@ -181,6 +183,38 @@ def test_a_run_whose_kl_runs_away_stops_and_the_command_it_names_goes_on_from_be
     assert [line["step"] for line in read_records(run / "metrics.jsonl")] == list(range(1, 9))
 
 
+def test_distillation_needs_no_answers_and_a_resume_names_another_teacher(
+    options: Options, finished: TrainResult, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def emailrl(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["emailrl", "train", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        said = "".join(capsys.readouterr())
+        assert caught.value.code == 0, said
+        return said
+
+    rows = [json.loads(line) for line in (workplace / "questions.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["split"] == "train":
+            del row["answer"], row["message_ids"]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    teacher = shutil.copytree(finished.run_dir / "policy" / "v-000005", tmp_path / "teacher")
+    settle(tmp_path, options(tmp_path, questions=tmp_path / "questions.jsonl", num_generations=1, max_steps=2))
+    monkeypatch.chdir(tmp_path)
+    said = emailrl("--algorithm", "opd", "--teacher", str(teacher))
+    assert "KL to the teacher: " in said
+    run = tmp_path / "grpo_masked"
+    for line in read_records(run / "metrics.jsonl"):
+        assert (line["accuracy"], line["exceptions"], line["num_trajectories"]) == (None, 0, 2) and line["teacher_kl"]
+    known = find_checkpoint(run / "final", tmp_path).metadata.versions["teacher"]
+    assert known == sha256_of(teacher / "adapter_model.safetensors")
+    assert "the content of TEACHER" not in emailrl("--resume", "latest", "--max-steps", "3")
+    shutil.copytree(finished.run_dir / "policy" / "v-000006", teacher, dirs_exist_ok=True)
+    assert "changed since the checkpoint: the content of TEACHER" in emailrl("--resume", "latest", "--max-steps", "4")
+
+
 REFILL = {"filter_on": "reward", "filter_low": 0.4, "filter_high": 0.7, "overlong_buffer": 0, "max_refill_rounds": 2}
 """Random completions have about as many even as odd ids: some groups fall out, some stay."""
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -192,12 +226,13 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("algorithm", "changes"), CASES, ids=[f"{name}-{len(changes)}" for name, changes in CASES])
 def test_a_resumed_run_equals_the_uninterrupted(
-    algorithm: str, changes: dict[str, Any], make_settings: MakeSettings
+    algorithm: str, changes: dict[str, Any], make_settings: MakeSettings, finished: TrainResult
 ) -> None:
     wanted: dict[str, Any] = {
         "algorithm": algorithm, "max_steps": 3, "save_total_limit": 1, "lr_scheduler": "cosine",
         "per_device_train_batch_size": 3, "min_group_std": 0.01,
     } | changes  # fmt: skip
+    wanted |= {"teacher": str(finished.run_dir / "final")} if ALGORITHMS[algorithm].has_teacher else {}
     settings = make_settings(**wanted)
     whole = train(settings)
     with interrupted(Updater, "train", step=wanted["max_steps"] - 1):

@@ -53,6 +53,15 @@ class Model:
             completion.logprobs = scored.logprobs[0, len(prompt) :].tolist()
         return completions
 
+    def read(self, adapter: Path | None, prompt: list[int]) -> list[dict[str, Any] | None]:
+        """A prompt's log-probabilities as vLLM writes them, at temperature 1 whatever is asked for."""
+        self.weights.load(adapter)
+        with torch.inference_mode(), self.weights.active():
+            logits = self.weights.model(input_ids=torch.tensor([prompt[:-1]])).logits[0].log_softmax(-1)
+        told = zip(prompt[1:], logits, strict=True)
+        rows = [{str(i): {"logprob": float(row[i]), "rank": 1, "decoded_token": "x"}} for i, row in told]
+        return [None, *rows]
+
 
 class VllmStub:
     """Serves ``policy``. The attributes after ``served`` make it misbehave; ``paths`` maps adapters to folders."""
@@ -69,6 +78,7 @@ class VllmStub:
         """Called with each adapter's name before it is loaded, while other requests are answered."""
         self.untempered = False
         self.window = 2048
+        self.tokenizer = policy.tokenizer
         self.model = Model(policy, stop_ids(policy.tokenizer))
         self._lock = threading.Lock()
         self.http = StubServer(self._reply, delay=delay)
@@ -91,6 +101,8 @@ class VllmStub:
             path = body["path"]
             if path == "/health":
                 return 200, {}
+            if path == "/tokenize":
+                return 200, {"tokens": self.tokenizer.encode(body["prompt"], add_special_tokens=False)}
             if path == "/v1/models":
                 return 200, {"data": [self._listed(name) for name in self.adapters]}
             if path == "/v1/load_lora_adapter":
@@ -123,6 +135,8 @@ class VllmStub:
         if not body.get("return_tokens_as_token_ids"):
             return 400, {"error": {"message": "Unable to get tokenizer because `skip_tokenizer_init=True`"}}
         path = None if self.ignore_adapters else self.adapter_instead or self.adapters[name]
+        if "prompt_logprobs" in body:
+            return 200, {"model": name, "choices": [{"prompt_logprobs": self.model.read(path, body["prompt"])}]}
         is_batch = isinstance(body["prompt"][0], list)
         prompts = body["prompt"] if is_batch else [body["prompt"]]
         sampling = SamplingParams(body["max_tokens"], body["temperature"])

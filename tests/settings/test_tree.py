@@ -18,7 +18,7 @@ from emailrl.settings.names import by_name, leaves, nearest
 from emailrl.training.algorithms import num_epochs, questions_per_step
 
 SECRET = "sk-or-v1-do-not-show"
-PLAIN_WORDS = {"SHARD", "SEED", "BETA", "REFERENCE", "PATIENCE", "TEMPERATURE", "THINKING", "VERBOSE"}
+PLAIN_WORDS = {"SHARD", "SEED", "BETA", "REFERENCE", "PATIENCE", "TEACHER", "TEMPERATURE", "THINKING", "VERBOSE"}
 
 
 def test_every_name_belongs_to_one_setting() -> None:

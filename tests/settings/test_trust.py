@@ -53,7 +53,7 @@ def test_no_setting_that_names_a_server_code_or_a_place_to_write_is_forgotten() 
                 assert leaf.code, leaf.field
         if leaf.is_path:
             assert leaf.written or leaf.field in READ_ONLY, leaf.field
-    assert {leaf.field for leaf in leaves() if leaf.address} == {*ADDRESSES, "reward"}
+    assert {leaf.field for leaf in leaves() if leaf.address} == {*ADDRESSES, "reward", "teacher"}
     assert {leaf.field for leaf in leaves() if leaf.code} == {
         "reward", "environment", "attn_implementation", "vllm_engine_args"
     }  # fmt: skip
@@ -62,7 +62,7 @@ def test_no_setting_that_names_a_server_code_or_a_place_to_write_is_forgotten() 
 @pytest.mark.parametrize(
     "line",
     [
-        *(f'{name} = "{EVIL}"' for name in ADDRESSES),
+        *(f'{name} = "{EVIL}"' for name in (*ADDRESSES, "teacher")),
         'openai_base_url = "http://127.0.0.1:8000/v1"',
         'openai_base_url = "http://api.openai.com/v1"',  # anyone on the way reads the key
         'openai_base_url = "https://api.openai.com@evil.example/v1"',

@@ -40,10 +40,11 @@ def test_default_is_grpo_with_k3_in_the_loss_and_token_mean() -> None:
 
 
 def test_every_row_names_an_estimator_and_some_compare_no_rollouts() -> None:
-    assert all(algorithm.advantage in {*ESTIMATORS, "gae"} for algorithm in ALGORITHMS.values())
+    assert all(algorithm.advantage in {*ESTIMATORS, "gae", "teacher"} for algorithm in ALGORITHMS.values())
     singles = [name for name, algorithm in ALGORITHMS.items() if not algorithm.compares_rollouts]
-    assert singles == ["reinforce_pp", "ppo"]
+    assert singles == ["reinforce_pp", "ppo", "opd"]
     assert [name for name, algorithm in ALGORITHMS.items() if algorithm.has_critic] == ["ppo"]
+    assert [name for name, algorithm in ALGORITHMS.items() if algorithm.has_teacher] == ["opd"]
     with pytest.raises(FrozenInstanceError):
         ALGORITHMS["grpo"].clip_low = 0.5  # type: ignore[misc]
 
@@ -74,6 +75,8 @@ def test_every_field_can_be_overridden() -> None:
 
 ONE, THREE = ({"training": {"num_generations": number}} for number in (1, 3))
 SIMPLE = {"training": {"num_generations": 3, "mode": "simple"}}
+TAUGHT = {"training": {"teacher": "nano"}}
+SERVED_TEACHER = {"training": {"teacher": "http://a"}}  # at the default temperature of 0.7
 IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("grpo", {"value_clip": 0.2}, ("VALUE_CLIP=0.2", "ADVANTAGE_ESTIMATOR=gae")),
     ("grpo", {"value_coef": 0.5}, ("VALUE_COEF=0.5", "ADVANTAGE_ESTIMATOR=gae")),
@@ -99,6 +102,12 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("cispo", {"dual_clip": 3.0}, ("DUAL_CLIP=3 has no effect: it needs EMAILRL_SURROGATE=ppo",)),
     ("dapo", {"filter_on": "spread", "filter_low": 0.4}, ("FILTER_LOW=0.4 has no effect: it needs FILTER_ON=",)),
     ("dapo", {"overlong_penalty": 0.5, "overlong_buffer": 0}, ("has no effect: it needs OVERLONG_BUFFER",)),
+    ("opd", {}, ("ADVANTAGE_ESTIMATOR=teacher (--algorithm opd) needs a TEACHER", "--teacher")),
+    ("grpo", TAUGHT, ("TEACHER=nano has no effect", "--algorithm opd")),
+    ("opd", {"gamma": 0.9} | TAUGHT, ("EMAILRL_GAMMA=0.9", "gae or reinforce")),
+    ("opd", {"ratio_level": "sequence"} | TAUGHT, ("RATIO_LEVEL=sequence", "ADVANTAGE_ESTIMATOR=teacher")),
+    ("opd", {"kl_in": "reward"} | TAUGHT, ("KL_IN=reward", "KL_IN=loss or BETA=0")),
+    ("opd", SERVED_TEACHER, ("TEMPERATURE=1, not 0.7",)),
 ]
 
 
@@ -127,6 +136,7 @@ def test_an_impossible_mix_names_both_settings_and_a_way_out(
         ("grpo", {"dynamic_filtering": True, "filter_low": 0.1, "max_refill_rounds": 0} | THREE),
         ("grpo", {"overlong_penalty": 0.5, "overlong_buffer": 100}),
         ("dapo", {"overlong_penalty": 0.5}),
+        ("opd", TAUGHT),
         *((name, {"kl_in": place, "kl_estimator": k}) for name in ("grpo", "ppo") for place in ("loss", "reward")
           for k in ("k1", "k2", "k3")),
     ],
@@ -138,7 +148,8 @@ def test_possible_mixes(name: str, overrides: dict[str, Any]) -> None:
 def test_rollouts_that_cannot_be_compared_or_weighed() -> None:
     one = {"num_generations": 1}
     for name, algorithm in ALGORITHMS.items():
-        settings = Settings.model_validate({"training": {"algorithm": name} | one})
+        taught = {"teacher": "nano"} if algorithm.has_teacher else {}
+        settings = Settings.model_validate({"training": {"algorithm": name} | one | taught})
         if algorithm.compares_rollouts:
             with pytest.raises(UsageError, match=f"NUM_GENERATIONS=1 is too low for {name}, .*ADVANTAGE_ESTIMATOR="):
                 resolve(settings)
@@ -207,6 +218,7 @@ IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("grpo", {"algorithm": {"reference": "start", "beta": 0.0}}, "REFERENCE has no effect: it needs BETA"),
     ("grpo", {"model": {"shard_offload": True, "shard": "off"}}, "SHARD_OFFLOAD has no effect: it needs SHARD="),
     ("ppo", {"algorithm": {"min_group_std": 0.1}}, "MIN_GROUP_STD has no effect"),
+    ("opd", TAUGHT | {"algorithm": {"reward_clip_low": -1.0}}, "REWARD_CLIP_LOW has no effect"),
     ("grpo", {"vllm": {"vllm_urls": "http://a", "vllm_enforce_eager": True}}, "VLLM_ENFORCE_EAGER has no effect"),
 ]
 
@@ -231,7 +243,8 @@ def test_what_has_an_effect_is_not_named() -> None:
     for sections in (
         {},
         several,
-        *({"training": {"algorithm": name, "update_epochs": 2}} for name in ALGORITHMS),
+        *({"training": {"algorithm": name, "update_epochs": 2}} for name in ALGORITHMS if name != "opd"),
+        {"training": {"algorithm": "opd", "teacher": "nano"}},
         *(
             {"algorithm": given, "training": {"update_epochs": 2}}
             for given in ({"beta": 0.0, "kl_estimator": "k1"}, small)
@@ -280,6 +293,7 @@ GRPO = resolve(Settings.model_validate({}))
         (replace(GRPO, kl_in="reward"), 0.01, 1, True),
         (replace(GRPO, kl_in="reward"), 0.0, 1, False),
         (replace(GRPO, advantage="gae"), 0.0, 1, True),
+        (replace(GRPO, advantage="teacher"), 0.0, 1, True),
     ],
 )
 def test_old_log_probabilities(algorithm: Algorithm, kl_coef: float, updates: int, needed: bool) -> None:

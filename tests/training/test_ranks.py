@@ -138,7 +138,9 @@ def test_ranks_give_the_gradients_and_weights_of_one(world: int, count: int, com
         (2, 5, {"algorithm": "gspo", "num_mini_batches": 3}),
         (2, 5, {"max_grad_norm": 0.01, "reference": "start", "prefix_sharing": False, "packing": False}),
         (2, 5, {"algorithm": "ppo", "critic_warmup_steps": 3, "weight_decay": 0.1}),
+        (2, 5, {"algorithm": "opd", "num_mini_batches": 2}),
         (2, 5, SHARDED),
+        (3, 2, SHARDED | {"algorithm": "opd"}),
         (3, 2, SHARDED | {"packing": False, "gradient_checkpointing": "on"}),  # one rank has nothing to train
         (2, 4, SHARDED | {"algorithm": "ppo", "num_mini_batches": 2, "update_epochs": 2, "critic_warmup_steps": 1}),
     ],

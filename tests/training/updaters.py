@@ -61,6 +61,8 @@ def load_trained(settings: Settings, **given: Any) -> Policy:
 
 def make_updater(model: Path, *, moved: bool = True, ranks: Ranks = ALONE, **changes: Any) -> Updater:
     """Settings by name; the adapter (and a critic) has already moved away from the base unless ``moved`` is false."""
+    if changes.get("algorithm") == "opd":
+        changes.setdefault("teacher", str(model))  # the base itself
     settings = loaded(model, **changes)
     policy = load_trained(settings, mesh=ranks.host_mesh(), accompanied=ranks.accompanied)
     updater = build_updater(policy, settings, resolve(settings), ranks=ranks)

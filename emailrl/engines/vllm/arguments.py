@@ -184,7 +184,7 @@ def api_key(vllm: VllmSettings) -> str:
     return vllm.vllm_api_key.get_secret_value() if vllm.vllm_api_key else ""
 
 
-def read_urls(text: str) -> list[str]:
+def read_urls(text: str, setting: str = "VLLM_URLS") -> list[str]:
     """The servers' unique addresses, without ``/v1``, default ports and capitals; UsageError for an invalid one."""
     urls = []
     for number, address in enumerate(filter(None, map(str.strip, text.split(","))), start=1):
@@ -199,9 +199,9 @@ def read_urls(text: str) -> list[str]:
         except (ValueError, httpx.InvalidURL):  # the port's attribute raises for all that are not one, save 0
             if "@" in text:  # an unescaped password may have been cut at its comma: show no part of it
                 hint = "Expected http://user:password@host:8000, percent-encoded."
-                raise UsageError(f"VLLM_URLS: address {number} is not valid.", hint) from None
+                raise UsageError(f"{setting}: address {number} is not valid.", hint) from None
             hint = "Expected http://host:8000, without a query or a fragment."
-            raise UsageError(f"VLLM_URLS: {without_credentials(address)!r} is not a server's address.", hint) from None
+            raise UsageError(f"{setting}: {without_credentials(address)!r} is not a server's address.", hint) from None
     return list(dict.fromkeys(urls))
 
 

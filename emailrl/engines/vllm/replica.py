@@ -4,6 +4,7 @@ parses and checks a body in one pass, a nesting bound included, faster than ``js
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -53,6 +54,7 @@ class Replica:
     max_model_len: int | None = None
     loaded: list[str] = field(default_factory=list)  # adapters this engine loaded there, newest last
     in_flight: list[str] = field(default_factory=list)  # the model of each request in flight, of all threads
+    setting: str = "VLLM_URLS"  # what names it
 
     def __post_init__(self) -> None:
         self._secrets = [self.key, *secrets_in(self.url)]
@@ -126,6 +128,21 @@ class Replica:
         logprobs = [each.logprobs.token_logprobs[0] for each in drawn]
         probe.check(str(self), [each.token_ids[0] for each in drawn], logprobs, expected)
 
+    async def tokenize(self, client: httpx.AsyncClient, text: str) -> list[int]:
+        """The ids that its tokenizer reads in a text; EmailRLError if it has none (as with ``emailrl serve``)."""
+        body = {"model": self.base, "prompt": text, "add_special_tokens": False}
+        return read_answer(_Tokens, str(self), await self._call(client, "/tokenize", body)).tokens
+
+    async def score(self, client: httpx.AsyncClient, ids: Sequence[int]) -> list[float]:
+        """Its base model's log-probabilities of the tokens, before temperature; 0 for the first."""
+        body = completion_body(self.base, SamplingParams(1, 1.0), ids, 0, 1) | {"prompt_logprobs": 0}
+        answer = read_answer(_Scores, str(self), await self._call(client, COMPLETIONS, body)).choices[0].prompt_logprobs
+        found = [(each or {}).get(str(token), {}).get("logprob") for token, each in zip(ids, answer, strict=False)]
+        logprobs = [each for each in found[1:] if isinstance(each, int | float) and -math.inf < each <= HIGHEST_LOGPROB]
+        if not len(logprobs) + 1 == len(answer) == len(ids):
+            raise EmailRLError(f"{self} does not return the log-probability of each token of a prompt.", TOO_OLD)
+        return [0.0, *logprobs]
+
     async def _call(
         self, client: httpx.AsyncClient, path: str, body: Any = None, *, quick: bool = False, refused: bool = False
     ) -> httpx.Response:
@@ -139,7 +156,7 @@ class Replica:
             raise ReplicaDown(f"HTTP {response.status_code}")
         if response.status_code >= 400 and not refused:
             reason = self.redact(refusal(response)).rstrip(".")
-            raise EmailRLError(f"{self} refused {path}: {reason}.", "Check VLLM_URLS and VLLM_API_KEY.")
+            raise EmailRLError(f"{self} refused {path}: {reason}.", f"Check {self.setting} and VLLM_API_KEY.")
         return response
 
     async def _send(
@@ -209,6 +226,18 @@ class _Choice(_Answer):
     logprobs: _Logprobs
     finish_reason: str | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class _Scored(_Answer):
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None]  # by token id; None for the first
+
+
+class _Scores(_Answer):
+    choices: Annotated[list[_Scored], Field(min_length=1, max_length=1)]
+
+
+class _Tokens(_Answer):
+    tokens: list[int]
 
 
 class _Completions(_Answer):

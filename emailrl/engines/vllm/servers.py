@@ -225,7 +225,7 @@ class VllmServers:
             report(f"{replica} is excluded: {why.rstrip('.')}. {len(self.alive)} of {len(self.replicas)} remain.")
 
     def run(self, act: Act[T]) -> T:
-        return _with_client(self._key, self.timeout, act)
+        return with_client(self._key, self.timeout, act)
 
 
 class PinnedVersion:
@@ -336,7 +336,7 @@ def check_servers(vllm: VllmSettings) -> None:
     async def examine(client: httpx.AsyncClient) -> list[list[str] | BaseException]:
         return await asyncio.gather(*(replica.check_health(client) for replica in replicas), return_exceptions=True)
 
-    found = _with_client(api_key(vllm), HEALTH_TIMEOUT, examine)
+    found = with_client(api_key(vllm), HEALTH_TIMEOUT, examine)
     if all(isinstance(each, BaseException) for each in found):
         raise _none_available(len(replicas), str(found[0]))
 
@@ -355,7 +355,7 @@ def _none_available(count: int, why: str) -> EmailRLError:
     return EmailRLError(f"No vLLM server available ({count} configured): {reason}.", "Start one with emailrl serve.")
 
 
-def _with_client(key: str, timeout: float, act: Act[T]) -> T:
+def with_client(key: str, timeout: float, act: Act[T]) -> T:
     async def acting() -> T:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT)
