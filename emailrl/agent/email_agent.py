@@ -74,7 +74,7 @@ class EmailAgent:
             self._engine: Engine = OpenAIEngine(self.settings, schemas)
             return
         self.settings, policy, self._engine = _opened(model, tokenizer, settings)
-        self._renderer = ChatRenderer(policy.tokenizer, schemas)
+        self._renderer = ChatRenderer(policy.tokenizer, schemas, self.settings.model.tool_dialect)
 
     def answer(
         self,

@@ -53,6 +53,7 @@ def playing_conditions(
         "dtype": dtype,
         "load_in_4bit": settings.model.load_in_4bit,
         "chat_template_sha256": template and hashlib.sha256(read_chat_template(template).encode()).hexdigest(),
+        "tool_dialect": None if settings.model.tool_dialect == "auto" else settings.model.tool_dialect,
         "environment": agent.environment,
         "question_template": agent.question_template,
         "search_order": agent.search_order,

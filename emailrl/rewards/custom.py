@@ -18,6 +18,7 @@ from emailrl.base.credentials import redacted, secrets_in, split_credentials, wi
 from emailrl.base.custom import is_path, load_part
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Client, Failed, pause_asked_for, retried, tell, wait_for
+from emailrl.engines.dialects import said_in
 from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
 from emailrl.rewards.rubric import BatchReward, Reward, Terms
@@ -90,7 +91,8 @@ def _text(messages: Iterable[Message]) -> str:
     """The contents, with the calls of a chat server's messages; sampled text holds its calls already."""
     texts = []
     for message in messages:
-        calls = [] if "<tool_call>" in message.content else message.tool_calls
+        is_said = "<tool_call>" in message.content or said_in(message, "hermes") is not None
+        calls = [] if is_said else message.tool_calls
         spoken = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
         said = "\n".join(filter(None, [message.content, *spoken])) if spoken else message.content
         texts.append(f"{message.role}: {said}")

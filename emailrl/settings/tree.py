@@ -42,6 +42,12 @@ def _without_secrets(text: str) -> str:
     return text
 
 
+ToolDialect = Literal[
+    "auto", "hermes", "qwen", "harmony", "llama", "pythonic", "mistral", "mistral_args", "gemma", "functiongemma",
+    "gemma_3", "lfm", "glm", "deepseek", "deepseek_v31", "nemotron", "nemotron_json"
+]  # fmt: skip
+
+
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME"), Flag("--model")] = "OpenPipe/Qwen3-14B-Instruct"
     """Base model: `nano` (packaged), `smol` (SmolLM2-135M trained to search email), `smol-base` (SmolLM2-135M-Instruct
@@ -68,6 +74,8 @@ class ModelSettings(Section):
     """Keep the shards in host memory and copy each layer to the GPU when it runs: least GPU memory, slower."""
     chat_template: Path | None = None
     """Jinja chat template file that replaces the model's own."""
+    tool_dialect: ToolDialect = "auto"
+    """The form in which the model writes tool calls; auto tells it from the chat template."""
     max_model_len: Positive | None = None
     """Context window in tokens; default: the model's own."""
 

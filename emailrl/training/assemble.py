@@ -122,6 +122,8 @@ def _assembled(
     else:
         activity = None if ranks.is_alone else ranks.activity
         plays = {role: stage.on(engine, activity) for role, stage in stages.items()}
+    if (renderer := stages["train"].renderer) is not None and renderer.dialect != "hermes":
+        notes.append(f"tool calls are read as {renderer.dialect} (TOOL_DIALECT)")
     tracker.say("\n".join(f"Note: {note}" for note in notes))
     collectors = {
         role: Collector(plays[role], score, own.agent, origin.mode, origin.run_id)
