@@ -78,7 +78,7 @@ class EmailAgent:
             self._engine: Engine = OpenAIEngine(self.settings, schemas, Bill(settings.rewards.max_cost, GO_ON))
             return
         self.settings, policy, self._engine = _opened(model, tokenizer, settings)
-        self._renderer = ChatRenderer(policy.tokenizer, schemas)
+        self._renderer = ChatRenderer(policy.tokenizer, schemas, self.settings.model.tool_dialect)
 
     def answer(
         self,

@@ -362,7 +362,7 @@ def build_stage(
     agent = settings.agent
     task = load_task(MAIL if make_environment else agent.environment, settings)
     make = partial(make_environment, agent) if make_environment else task.make
-    renderer = ChatRenderer(policy.tokenizer, task.tools)
+    renderer = ChatRenderer(policy.tokenizer, task.tools, settings.model.tool_dialect)
     return Stage(agent, settings.store.db, make, renderer, settings.vllm.stale_spans == "correct")
 
 

@@ -17,7 +17,8 @@ from emailrl.base.credentials import check_key, names_openrouter, redacted, secr
 from emailrl.base.errors import UsageError
 from emailrl.base.http import Bill, CostReached, harmless, sendable, tell
 from emailrl.engines.base import Advance, Completion, Ended, Request, converse
-from emailrl.engines.renderer import checked_arguments, parse_tool_calls
+from emailrl.engines.calls import checked_arguments
+from emailrl.engines.dialects import parse
 from emailrl.model.template import server_arguments
 from emailrl.records.trajectory import Message, ToolCall
 from emailrl.settings import OpenAISettings, PlayingSettings, RewardSettings
@@ -178,7 +179,7 @@ def as_message(received: ChatMessage) -> Message:
     Arguments are JSON text by the spec, an object at some servers, or missing."""
     message = Message("assistant", received.text)
     try:
-        if not received.tool_calls and parse_tool_calls(message.content):
+        if not received.tool_calls and parse(message.content, "hermes"):
             raise ValueError("the server left the tool call in the text: does it have a parser for this model?")
         for number, call in enumerate(received.tool_calls or ()):
             if call.type not in (None, "function") or call.function is None or not call.function.name:

@@ -1,31 +1,32 @@
-"""The only place that knows chat templates and tool-call markup: messages → token ids, sampled ids → message. A
-conversation is never tokenized twice: if the text of the next prompt, by the tokenizer's own template, extends the
-previous text, only the difference is tokenized and appended to the ids; if not (templates that strip ``<think>`` from
-history), the caller starts a new training sample. Email is untrusted: strings that the tokenizer would turn into
-control tokens (``<|im_end|>``, ``<tool_call>``) are broken by a space in all that the model did not write itself."""
+"""The only place that knows chat templates: messages → token ids, sampled ids → message. A conversation is never
+tokenized twice: what the tokenizer's own template puts after a sampled turn is found by rendering a placeholder in
+place of the turn, and only that is tokenized and appended to the ids. So a turn stays as it was sampled, however the
+template would spell it. If the template changes what comes before (most strip thoughts from history), the caller starts
+a new training sample. Email is untrusted: strings that the tokenizer would turn into control tokens (``<|im_end|>``),
+and those of the dialect (``<tool_call>``), are broken by a space in all that the model did not write itself."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from emailrl.base.errors import EmailRLError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.engines.dialects import DIALECTS, MARKUP, choose, parse, said_in
 from emailrl.records.trajectory import Message, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-"""Tags with a meaning in Qwen / Hermes templates, whether or not they are control tokens."""
-MAX_DEPTH = 64  # maximum nesting of a call's arguments; Python's own JSON parser stops at some hundreds
 REMEMBERED = 256
 """Size of the tokenization cache: a group's rollouts share their prompt, and often their first tool results."""
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _PROBE = "emailrl-probe"
+_ASKED = ({"role": "user", "content": "?"},)
+_ENDS = ("<|call|>", "<|eom_id|>", "<|tool_response>", "<start_function_response>")
+"""Tokens that end a turn with a call only: harmony's, Llama's, and those with which Gemma asks for the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +40,41 @@ class Rendered:
 
 class ChatRenderer:
     """Renders one model's conversations with its tokenizer's chat template and the given tools. ``tools`` are OpenAI
-    function schemas; an empty list renders no tools. Raises EmailRLError when the tokenizer has no chat template."""
+    function schemas; an empty list renders no tools. ``dialect`` is that of TOOL_DIALECT. Raises EmailRLError when the
+    tokenizer has no chat template, UsageError when it shows the model no tools, or asks for calls in an unknown form,
+    and none is set."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = (), dialect: str = "auto"
+    ) -> None:
         if not tokenizer.chat_template:
             hint = "Use an instruction-tuned model, or add a chat template."
             raise EmailRLError("The model's tokenizer has no chat template.", hint)
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
-        # All special tokens, all added tokens in angle brackets, and the tags of ``MARKUP``, longest first.
+        self.stop_ids = stop_ids(tokenizer)
+        bare = apply_template(tokenizer, _ASKED, add_generation_prompt=True)
+        if dialect == "auto" and self.tools and self._asked() == bare:
+            hint = "Set CHAT_TEMPLATE to one that does, or TOOL_DIALECT to what your own prompt asks for."
+            raise UsageError("The chat template shows the model no tools, so it cannot know how to call them.", hint)
+        self.dialect = choose(tokenizer, self.tools, dialect)
+        self._spoken = DIALECTS[self.dialect]
+        # All special tokens, all added tokens in angle brackets, and the words of the dialect, longest first.
         added = tokenizer.added_tokens_decoder.values()
         controls = {t.content for t in added if t.special or (t.content.startswith("<") and t.content.endswith(">"))}
-        controls = {control for control in controls | set(MARKUP) if len(control) > 1}
+        controls = {control for control in {*controls, *MARKUP, *self._spoken.words} if len(control) > 1}
         ordered = sorted(controls, key=lambda control: (-len(control), control))
         self._controls = re.compile("|".join(map(re.escape, ordered)))
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = backend.normalizer if backend is not None else None
-        self.stop_ids = stop_ids(tokenizer)
         # No length warning: the runner checks whether a prompt fits the context window.
         self._ids_of = lru_cache(REMEMBERED)(partial(tokenizer.encode, add_special_tokens=False, verbose=False))
+        self._ends = sorted((self.text_of([end]) for end in self.stop_ids), key=len, reverse=True)
+        self._calls_apart, self.end_of_call = self._tried()
+        opens, _ = self._spoken.thought
+        _, opened, begun = self._asked().rpartition(opens)
+        self.opening = opens + begun if opened and not begun.strip() else ""
+        """The begin of a thought that a prompt ends with."""
 
     def start(self, messages: Sequence[Message]) -> Rendered:
         """Render the first prompt of a conversation, ending with the generation prompt."""
@@ -67,22 +84,48 @@ class ChatRenderer:
     def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
         """Render the next prompt, given the text of the last prompt plus its completion. ``messages`` are the whole
         conversation. The suffix is tokenized alone, so no id already sampled can change."""
+        following = self._after_turn(text_so_far, messages)
+        if following is not None:
+            return Rendered(self.tokenize(following), text_so_far + following)
         text = self.render(messages)
-        if text.startswith(text_so_far):
-            return Rendered(self.tokenize(text[len(text_so_far) :]), text)
         return Rendered(self.tokenize(text), text, extends=False)
 
+    def _after_turn(self, text_so_far: str, messages: Sequence[Message]) -> str | None:
+        """What the template puts after the last assistant turn, beyond a stop token that was sampled; None if it
+        changes what comes before, or ends the turn otherwise."""
+        last = max(place for place, message in enumerate(messages) if message.role == "assistant")
+        before, whole = (self._text(self._told(part, marked=True), True) for part in (messages[:last], messages))
+        place = whole.find(_mark("said", last), len(before))  # the first: mail may hold the placeholder too
+        ends = [found for end in self._ends if (found := whole.find(end, place)) >= 0]
+        if place < 0 or not ends or not whole.startswith(before):
+            return None
+        end, thinks = min(ends), self._has_thought(messages[last])
+        sampled = next((word for word in self._ends if text_so_far.endswith(word)), "")
+        kept = not thinks or _mark("thought", last) in whole[len(before) : end]
+        return whole[end + len(sampled) :] if kept and whole.startswith(sampled, end) else None
+
     def parse(self, completion_ids: Sequence[int]) -> Message:
-        """Read sampled ids as an assistant message: raw text, tool calls (Hermes format) and parse errors."""
+        """Read sampled ids as an assistant message: raw text, tool calls in the dialect, and parse errors."""
         ids = list(completion_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
         message = Message("assistant", self.text_of(ids))
         try:
-            message.tool_calls = parse_tool_calls(message.content)
+            message.tool_calls = self.read(message.content)
         except ValueError as error:
             message.parse_error = str(error)
         return message
+
+    def read(self, text: str) -> list[ToolCall]:
+        """The calls in the text of a turn; ValueError as ``dialects.parse``."""
+        return parse(self.opening + text, self.dialect, self.tools)
+
+    def spoken(self, message: Message) -> list[int]:
+        """The ids of an assistant turn that was not sampled, as if it were; it does not think unless its text does."""
+        text, (_, closes) = message.content, self._spoken.thought
+        text = f"\n{closes}\n\n{text}" if self.opening and closes not in text else text
+        ends = bool(message.tool_calls and self.end_of_call)
+        return self.tokenize(text) + (self.tokenize(self.end_of_call) if ends else [self.tokenizer.eos_token_id])
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The exact text of ids, control tokens included."""
@@ -95,19 +138,83 @@ class ChatRenderer:
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The template's text for a conversation, with control strings in untrusted content neutralized."""
-        plain = []
-        for message in messages:
+        return self._text(self._told(messages, marked=False), add_generation_prompt)
+
+    def _text(self, told: Sequence[dict[str, Any]], ask: bool) -> str:
+        return apply_template(self.tokenizer, told, self.tools or None, add_generation_prompt=ask)
+
+    def _told(self, messages: Sequence[Message], *, marked: bool) -> list[dict[str, Any]]:
+        """The messages as the template takes them; ``marked``: with placeholders for assistant turns."""
+        told, answered = list[dict[str, Any]](), None
+        for place, message in enumerate(messages):
             # The system prompt names an inbox, and addresses come from mail; the model's own text stays as it is.
-            content = message.content if message.role == "assistant" else self.harmless(message.content)
-            told: dict[str, Any] = {"role": message.role, "content": content}
+            own = message.role == "assistant"
+            said = {"role": message.role, "content": message.content if own else self.harmless(message.content)}
             if message.name is not None:
-                told["name"] = message.name
-            if message.tool_calls and "<tool_call>" not in message.content:
-                # Handwritten or from a chat server; sampled text already holds its calls and must not change.
-                functions = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-                told["tool_calls"] = [{"type": "function", "function": function} for function in functions]
-            plain.append(told)
-        return apply_template(self.tokenizer, plain, self.tools or None, add_generation_prompt=add_generation_prompt)
+                said["name"] = message.name
+            if message.role == "tool" and answered is not None:
+                said["tool_call_id"] = answered
+            if own:
+                made: dict[str, Any] = self._marked(message, place) if marked else self._written(message)
+                answered = f"call{place:05}" if "tool_calls" in made else None  # Mistral takes nine characters
+                made["tool_calls"] = [
+                    {"type": "function", "id": answered, "function": {"name": name, "arguments": arguments}}
+                    for name, arguments in made.get("tool_calls", ())
+                ]
+                said |= {key: value for key, value in made.items() if value or key != "tool_calls"}
+            told.append(said)
+        return told
+
+    def _marked(self, message: Message, place: int) -> dict[str, Any]:
+        spoken, mark, made = self._spoken, _mark("said", place), dict[str, Any]()
+        thought = _mark("thought", place) if self._has_thought(message) else ""
+        if thought and spoken.field == "content":
+            opens, closes = spoken.thought
+            thought = f"{opens}\n{thought}\n{closes}\n\n"
+        if self._calls_apart and message.tool_calls:  # of several, only the first is answered
+            made, mark = {"tool_calls": [(message.tool_calls[0].name, {"x": mark})]}, ""
+        content = thought + mark if spoken.field == "content" else mark
+        return made | {"content": content} | ({spoken.field: thought} if thought and content == mark else {})
+
+    def _written(self, message: Message) -> dict[str, Any]:
+        """Sampled text already holds its calls and must not change, unless the template takes calls only apart; calls
+        written by hand or from a chat server do not stand in the text."""
+        calls = [(call.name, call.arguments) for call in message.tool_calls]
+        if not self._calls_apart:
+            said = said_in(message, self.dialect, self.tools) == self.dialect
+            return {"content": message.content, "tool_calls": [] if said else calls}
+        thought, rest = self._spoken.split(self.opening + message.content)
+        made: dict[str, Any] = {"content": "" if calls else rest, "tool_calls": calls[:1]}
+        return made | ({self._spoken.field: thought} if thought and self._spoken.field != "content" else {})
+
+    def _has_thought(self, message: Message) -> bool:
+        return self._spoken.split(self.opening + message.content)[0] is not None
+
+    def _asked(self) -> str:
+        return self._text(_ASKED, True)
+
+    def _tried(self) -> tuple[bool, str]:
+        """Whether the template takes calls only apart from the text, and how it ends a turn with one: Mistral's and
+        Gemma's render no result after text alone, harmony's refuses it. A template that takes no calls gets them in the
+        text, as LFM2's."""
+        name = self.tools[0]["function"]["name"] if self.tools else "f"
+        result = {"role": "tool", "content": f"{_PROBE}-result", "name": name, "tool_call_id": "call00000"}
+        after = list[str | None]()
+        for apart in (False, True):
+            mark = {"x": _mark("said", 0)} if apart else _mark("said", 0)
+            call = {"type": "function", "id": "call00000", "function": {"name": name, "arguments": mark}}
+            said = {"role": "assistant"} | ({"content": "", "tool_calls": [call]} if apart else {"content": mark})
+            try:
+                text = self._text([*_ASKED, *[said, result] * 2], True)
+            except EmailRLError:
+                text = ""
+            place = text.rfind(_mark("said", 0))
+            ends = [found for end in self._ends if (found := text.find(end, place)) >= 0] if place >= 0 else []
+            after.append(text[min(ends) :] if ends and text.count(result["content"]) == 2 else None)
+        in_text, separate = after
+        best = separate or in_text or ""
+        end = next((end for end in self._ends if best.startswith(end)), "")
+        return separate is not None and in_text != separate, end
 
     def harmless(self, text: str) -> str:
         """Insert a space after the first character of each control string, so that none is left."""
@@ -124,55 +231,8 @@ class ChatRenderer:
         return text
 
 
-def parse_tool_calls(text: str) -> list[ToolCall]:
-    """Read every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` outside ``<think>``. ``parameters``, as Llama
-    3 spells it, is read as ``arguments``. A complete last call may omit its ``</tool_call>`` at the end of the text:
-    base models end so, and vLLM's parser accepts it. Raises ValueError if the markup holds anything else, or is closed
-    without being opened."""
-    _, closed, answer = text.rpartition("</think>")
-    if not closed and "<think>" in text:
-        return []  # stopped while thinking: there is no reply
-    calls = []
-    for body, end in _CALL.findall(answer):
-        try:
-            calls.append(_read_call(body, is_closed=bool(end)))
-        except ValueError as error:
-            if end:
-                raise
-            raise ValueError("<tool_call> is not closed, and what there is of it is no call") from error
-    if not calls and "</tool_call>" in answer:
-        raise ValueError("</tool_call> without <tool_call>")
-    return calls
-
-
-def _read_call(body: str, *, is_closed: bool) -> ToolCall:
-    try:
-        call = json.loads(body)
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise ValueError("tool call has no name")
-        given = [call[key] for key in ("arguments", "parameters") if key in call]
-        # Some models write the arguments as a JSON string.
-        given = [json.loads(value) if isinstance(value, str) else value for value in given]
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"tool call is not JSON: {error}") from error
-    if len(given) == 2 and given[0] != given[1]:
-        raise ValueError("tool call has both arguments and parameters, and they differ: give arguments only")
-    if not given and call.keys() - {"name", "id", "type"}:
-        raise ValueError('tool call has no "arguments"')
-    return ToolCall(call["name"], checked_arguments(given[0] if given else {} if is_closed else None))
-
-
-def checked_arguments(value: Any) -> dict[str, Any]:
-    """A call's arguments; ValueError if they are not an object, or nested too deep to be recorded."""
-    if not isinstance(value, dict):
-        raise ValueError("tool call's arguments are not an object")
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [item for node in level for item in (node.values() if isinstance(node, dict) else node)]
-        level = [item for item in level if isinstance(item, (dict, list))]
-    if level:
-        raise ValueError("tool call's arguments are nested too deep")
-    return value
+def _mark(kind: str, place: int) -> str:
+    return f"{_PROBE}-{kind}-{place}-"
 
 
 def apply_template(
@@ -195,12 +255,18 @@ def apply_template(
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The ids that end a completion: the end of text, and the token that the template puts after a reply."""
+    """The ids that end a completion: the end of text, the token that the template puts after a reply, or after one that
+    a tool's result follows, and ``_ENDS``."""
     ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
-    text = apply_template(tokenizer, [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}])
-    after = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False)
-    if after and after[0] in tokenizer.added_tokens_decoder:
-        ids.add(after[0])
+    ids |= {tokenizer.convert_tokens_to_ids(end) for end in _ENDS if end in tokenizer.added_tokens_encoder}
+    reply = [*_ASKED, {"role": "assistant", "content": _PROBE}]
+    texts = [apply_template(tokenizer, reply)]
+    with suppress(EmailRLError):  # a template that takes no result after text alone
+        texts.append(apply_template(tokenizer, [*reply, {"role": "tool", "content": "?"}]))
+    for text in texts:
+        after = tokenizer.encode(text.rpartition(_PROBE)[2], add_special_tokens=False)
+        if after and after[0] in tokenizer.added_tokens_decoder:
+            ids.add(after[0])
     if not ids:
         raise EmailRLError("The model's tokenizer defines no end-of-turn token.", "Set its eos_token.")
     return frozenset(ids)

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import cut
+from emailrl.engines.dialects import DIALECTS
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.model.template import with_arguments
 from emailrl.records.trajectory import Message, ToolCall
 from emailrl.settings import ModelSettings
 
-OPENS: Final = r"(?:<think>|\[THINK\]|<\|channel\|>analysis)"
-CLOSES: Final = re.compile(r"</think>|\[/THINK\]|<\|channel\|>(?:commentary|final)")
+OPENS: Final = r"(?:<think>|\[THINK\]|<\|channel>thought|<\|channel\|>analysis)"
+CLOSES: Final = re.compile(r"</think>|\[/THINK\]|<channel\|>|<\|channel\|>(?:commentary|final)")
 """What begins a thought, and what ends it; harmony (gpt-oss) ends it by a change of channel."""
 KEEPING: Final = ({"preserve_thinking": True}, {"clear_thinking": False}, {"truncate_history_thinking": False})
 """Arguments by which templates keep the thoughts of earlier turns."""
@@ -88,7 +89,7 @@ def _replies(renderer: ChatRenderer, model: ModelSettings) -> dict[str, str]:
 
 
 def _told(renderer: ChatRenderer, model: ModelSettings) -> ChatRenderer:
-    return ChatRenderer(with_arguments(renderer.tokenizer, model), renderer.tools)
+    return ChatRenderer(with_arguments(renderer.tokenizer, model), renderer.tools, renderer.dialect)
 
 
 def _remedies(renderer: ChatRenderer, model: ModelSettings) -> Iterator[str]:
@@ -108,7 +109,7 @@ def _remedies(renderer: ChatRenderer, model: ModelSettings) -> Iterator[str]:
 
 
 def _reply(renderer: ChatRenderer, messages: list[Message], prompt: str, thought: str) -> str:
-    """A call after a thought in the template's own form, else, if it takes no calls, in Hermes'."""
+    """A call after a thought in the template's own form, else, if it takes no calls, in the model's dialect."""
     call = ToolCall("search_emails", {"keywords": ["lease"]})
     try:
         text = renderer.render([*messages, Message("assistant", thought, [call])], add_generation_prompt=False)
@@ -118,4 +119,4 @@ def _reply(renderer: ChatRenderer, messages: list[Message], prompt: str, thought
         reply = text[len(prompt) :]
         return reply if thought else _NO_THOUGHT.sub("", reply)
     thought = _OPENING.sub("", thought).lstrip() if _OPENED.search(prompt) else thought
-    return f"{thought}<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments})}\n</tool_call>"
+    return thought + DIALECTS[renderer.dialect].write([call])

@@ -55,6 +55,7 @@ def playing_conditions(
         "chat_template_sha256": template and hashlib.sha256(read_chat_template(template).encode()).hexdigest(),
         "thinking": None if settings.model.thinking == "auto" else settings.model.thinking,
         "chat_template_kwargs": settings.model.chat_template_kwargs or None,
+        "tool_dialect": None if settings.model.tool_dialect == "auto" else settings.model.tool_dialect,
         "environment": agent.environment,
         "question_template": agent.question_template,
         "search_order": agent.search_order,

@@ -18,6 +18,7 @@ from emailrl.base.credentials import redacted, secrets_in, split_credentials, wi
 from emailrl.base.custom import is_path, load_part
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Client, Failed, pause_asked_for, retried, tell, wait_for
+from emailrl.engines.dialects import said_in
 from emailrl.records import trajectory_to_dict
 from emailrl.records.trajectory import Message, Trajectory
 from emailrl.rewards.rubric import BatchReward, Reward, Terms
@@ -94,7 +95,8 @@ def _text(messages: Iterable[Message]) -> str:
 
 def said(message: Message) -> str:
     """The content, with the calls of a chat server's message; sampled text holds its calls already."""
-    calls = [] if "<tool_call>" in message.content else message.tool_calls
+    is_said = "<tool_call>" in message.content or said_in(message, "hermes") is not None
+    calls = [] if is_said else message.tool_calls
     spoken = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
     return "\n".join(filter(None, [message.content, *spoken])) if spoken else message.content
 

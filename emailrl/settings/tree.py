@@ -57,6 +57,10 @@ def _template_kwargs(value: Any) -> str:
 
 
 _OF_THE_CONVERSATION: Final = ("messages", "tools", "documents", "add_generation_prompt")
+ToolDialect = Literal[
+    "auto", "hermes", "qwen", "harmony", "llama", "pythonic", "mistral", "mistral_args", "gemma", "functiongemma",
+    "gemma_3", "lfm", "glm", "deepseek", "deepseek_v31", "nemotron", "nemotron_json"
+]  # fmt: skip
 
 
 class ModelSettings(Section):
@@ -91,6 +95,8 @@ class ModelSettings(Section):
     chat_template_kwargs: Annotated[str, BeforeValidator(_template_kwargs)] = ""
     """Arguments of the chat template as a JSON object (a table in emailrl.toml): `{"preserve_thinking": true}`. They
     override THINKING's."""
+    tool_dialect: ToolDialect = "auto"
+    """The form in which the model writes tool calls; auto tells it from the chat template."""
     max_model_len: Positive | None = None
     """Context window in tokens; default: the model's own."""
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from emailrl.agent.task import MailEnvironment
-from emailrl.engines.renderer import parse_tool_calls
-from emailrl.records.trajectory import Message, TokenSample
+from emailrl.engines.dialects import DIALECTS, parse, said_in
+from emailrl.records.trajectory import Message, TokenSample, ToolCall
 
 if TYPE_CHECKING:
     from emailrl.engines.renderer import ChatRenderer
@@ -47,7 +48,7 @@ def converse(environment: MailEnvironment, act: Callable[[Sequence[Message]], st
     messages = environment.start()
     while True:
         words = act(messages)
-        messages.append(Message("assistant", words, parse_tool_calls(words)))
+        messages.append(Message("assistant", words, parse(words, EXPERTS)))
         result = environment.step(messages[-1])
         if result.done:
             return messages
@@ -60,18 +61,29 @@ def next_turn(turns: Generator[str, Any, Any], messages: Sequence[Message]) -> s
     return turns.send(json.loads(last.content) if last.role == "tool" else None)
 
 
+EXPERTS: Final = "hermes"
+"""The dialect of scripted experts."""
+
+
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """A tool call as a policy writes it."""
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{body}\n</tool_call>"
+    """A tool call as an expert writes it."""
+    return DIALECTS[EXPERTS].write([ToolCall(name, arguments)])
 
 
-def as_spoken(message: Message) -> Message:
-    """The message with its tool calls as text, as a policy would write them: chat servers return them separately."""
-    if message.role != "assistant" or not message.tool_calls or "<tool_call>" in message.content:
+def as_spoken(message: Message, dialect: str = EXPERTS, tools: Sequence[dict[str, Any]] = ()) -> Message:
+    """The message with its tool calls in its text, as a policy of this dialect would write them: chat servers return
+    them separately, and experts and other policies have their own dialects."""
+    if message.role != "assistant" or not message.tool_calls:
         return message
-    calls = [call_text(call.name, call.arguments) for call in message.tool_calls]
-    return Message("assistant", "\n".join([message.content, *calls] if message.content else calls), message.tool_calls)
+    said = said_in(message, dialect, tools)
+    if said == dialect:
+        return message
+    words = message.content
+    if said is not None:  # what another dialect says before its calls
+        words = re.split("|".join(map(re.escape, ("<tool_call>", *DIALECTS[said].words))), words)[0].rstrip()
+        words = "" if words == message.content.rstrip() else words
+    calls, line = DIALECTS[dialect].write(message.tool_calls), "\n" if words else ""
+    return Message("assistant", f"{words}{line}{calls}", message.tool_calls)
 
 
 def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSample]:
@@ -85,7 +97,7 @@ def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSam
         prompt = renderer.extend(text, shown) if samples else renderer.start(shown)
         if not samples or not prompt.extends:
             samples.append(TokenSample())
-        ids = [*renderer.tokenize(message.content), renderer.tokenizer.eos_token_id]
+        ids = renderer.spoken(message)
         samples[-1].append_prompt(prompt.ids)
         samples[-1].append_sampled(ids, [0.0] * len(ids))
         text = prompt.text + renderer.text_of(ids)
@@ -94,7 +106,8 @@ def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSam
 
 def examples_of(conversation: Conversation, renderer: ChatRenderer) -> list[Example]:
     """The examples of one conversation."""
-    samples = samples_of([as_spoken(message) for message in conversation.messages], renderer)
+    spoken = [as_spoken(message, renderer.dialect, renderer.tools) for message in conversation.messages]
+    samples = samples_of(spoken, renderer)
     arrays = [(np.array(each.token_ids, dtype=np.uint32), np.array(each.loss_mask, dtype=bool)) for each in samples]
     return [Example(conversation.id, conversation.inbox, *pair) for pair in arrays]
 
@@ -113,7 +126,7 @@ def shared(renderer: ChatRenderer) -> Iterator[str]:
     """A folder from which other processes read the renderer: its tokenizer may be new, or have another template."""
     with tempfile.TemporaryDirectory() as folder:
         renderer.tokenizer.save_pretrained(folder)
-        (Path(folder) / "tools.json").write_text(json.dumps(renderer.tools))
+        (Path(folder) / "tools.json").write_text(json.dumps([renderer.tools, renderer.dialect]))
         yield folder
 
 
@@ -124,5 +137,5 @@ def shared_renderer(folder: str) -> ChatRenderer:
 
     from emailrl.engines.renderer import ChatRenderer
 
-    tools = json.loads((Path(folder) / "tools.json").read_text())
-    return ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), tools)
+    tools, dialect = json.loads((Path(folder) / "tools.json").read_text())
+    return ChatRenderer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), tools, dialect)

@@ -233,7 +233,7 @@ def _open(
         policy = _policy(settings, start.adapter, checkpoint)
         window = int(policy.model.config.get_text_config().max_position_embeddings)
         longest = min(window, settings.model.max_model_len or window)
-        renderer = ChatRenderer(policy.tokenizer, task.tools)
+        renderer = ChatRenderer(policy.tokenizer, task.tools, settings.model.tool_dialect)
         data = examples(train, val, settings, renderer, longest=longest, workers=workers)
         fitter = Fitter(policy, settings.training, sft, settings.agent.temperature)
         state, notes = SftState(), [*start.notes, *found, *data.notes, *policy.notes]

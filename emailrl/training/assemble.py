@@ -121,6 +121,8 @@ def _assembled(
         plays = {role: stage.on(engine, activity) for role, stage in stages.items()}
     if algorithms.MODES[origin.mode].make_environment is None and (note := stages["train"].prefix_note(own.model)):
         notes.append(note)
+    if (renderer := stages["train"].renderer) is not None and renderer.dialect != "hermes":
+        notes.append(f"tool calls are read as {renderer.dialect} (TOOL_DIALECT)")
     tracker.say("\n".join(f"Note: {note}" for note in notes))
     collectors = {
         role: Collector(plays[role], score, own.agent, origin.mode, origin.run_id)

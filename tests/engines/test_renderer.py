@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from emailrl.base.errors import EmailRLError
-from emailrl.engines.renderer import MARKUP, ChatRenderer, parse_tool_calls
+from emailrl.engines.dialects import MARKUP, parse
+from emailrl.engines.renderer import ChatRenderer
 from emailrl.records.trajectory import Message, ToolCall
 
 IM_START, IM_END, NEWLINE, TOOL_CALL, END_TOOL_CALL = 151644, 151645, 198, 151657, 151658
@@ -171,7 +172,7 @@ F, G, F1 = ToolCall("f", {}), ToolCall("g", {}), ToolCall("f", {"a": 1})
     ],
 )
 def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
-    assert parse_tool_calls(text) == calls
+    assert parse(text, "hermes") == calls
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_tool_calls_are_read(text: str, calls: list[ToolCall]) -> None:
 )
 def test_markup_that_cannot_be_read_is_an_error(text: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        parse_tool_calls(text)
+        parse(text, "hermes")
 
 
 @pytest.mark.parametrize(
