@@ -2,6 +2,7 @@
 
 from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, SftSettings, TrainingSettings
 from emailrl.settings.load import PRESETS, beyond_defaults, folder_risks, load_settings, trust_folder
+from emailrl.settings.servers import OpenAISettings, VllmSettings
 from emailrl.settings.tree import (
     DEFAULT_DB,
     AgentSettings,
@@ -10,7 +11,6 @@ from emailrl.settings.tree import (
     GenerationSettings,
     LoraSettings,
     ModelSettings,
-    OpenAISettings,
     OutputSettings,
     PlayingSettings,
     PolicySettings,
@@ -19,7 +19,6 @@ from emailrl.settings.tree import (
     Settings,
     StoreSettings,
     TrackingSettings,
-    VllmSettings,
 )
 from emailrl.settings.trust import Untrusted
 
