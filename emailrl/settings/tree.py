@@ -3,7 +3,8 @@
 Every leaf has one name that is unique in the whole tree. Its upper-case form is its environment variable
 (``MAX_STEPS``), with ``EMAILRL_`` before a single word (``EMAILRL_MODE``: a bare MODE may belong to another program);
 ``Env(...)`` names others, the main one first. In ``emailrl.toml`` it stands under its section (``[training]`` /
-``max_steps = 20``) or, just as well, at the top level. Training, algorithm and evaluation are in `learning`, chat servers and vLLM in `servers`.
+``max_steps = 20``) or, just as well, at the top level. Training, algorithm and evaluation are in `learning`, the servers
+that sample in `servers`.
 """
 
 from __future__ import annotations
