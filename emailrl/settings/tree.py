@@ -3,7 +3,7 @@
 Every leaf has one name that is unique in the whole tree. Its upper-case form is its environment variable
 (``MAX_STEPS``), with ``EMAILRL_`` before a single word (``EMAILRL_MODE``: a bare MODE may belong to another program);
 ``Env(...)`` names others, the main one first. In ``emailrl.toml`` it stands under its section (``[training]`` /
-``max_steps = 20``) or, just as well, at the top level. Training, algorithm and evaluation are in `learning`, the servers
+``max_steps = 20``) or, just as well, at the top level. Training, algorithm and evaluation are in `learning`, servers
 that sample in `servers`.
 """
 
