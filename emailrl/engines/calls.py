@@ -103,12 +103,12 @@ _OBJECT = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function"|(?:parameters|a
 
 
 def loose_objects(text: str, schemas: Schemas) -> list[ToolCall]:
-    """Objects with a name anywhere in the text, as Llama 3 writes them."""
+    """Objects with a name anywhere in the text, as Llama 3 writes them, but after a backtick: a quotation."""
     _, tagged, after = text.partition("<|python_tag|>")
     text, calls, end = after if tagged else text, list[ToolCall](), 0
     while (found := _OBJECT.search(text, end)) is not None:
         value, end = _decoded(text, found.start())
-        calls.append(_object(value))
+        calls += [] if text[: found.start()].endswith("`") else [_object(value)]
     if not calls and (tagged or text.lstrip().startswith(("{", "[{"))):
         raise ValueError('tool call has no name: expected {"name": …, "parameters": {…}}')
     return calls
@@ -153,10 +153,10 @@ def harmony_messages(text: str) -> Iterator[tuple[str, str, str | None]]:
 
 
 def harmony(text: str, schemas: Schemas) -> list[ToolCall]:
-    """gpt-oss: messages to functions, in any channel but ``analysis``."""
+    """gpt-oss: messages to functions; in ``analysis`` too, where it writes some, beside those to its own tools."""
     calls = list[ToolCall]()
     for channel, recipient, body in harmony_messages(text):
-        if channel != "analysis" and recipient:
+        if recipient.startswith("functions.") or (channel != "analysis" and recipient):
             _, function, name = recipient.rpartition("functions.")
             if not function or body is None:
                 form = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}"
@@ -285,7 +285,7 @@ def dsml(body: str, schemas: Schemas, is_closed: bool) -> list[ToolCall]:
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 _STRING_OR_BRACKET = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[\[\](){}]", re.DOTALL)
 _LIST = re.compile(r"\[\s*([A-Za-z_][\w.]*)\s*\(")
-_TOOL_CODE = re.compile(r"```(?:tool_code|tool_call|python)\s*\n(.*?)(?:```|\Z)", re.DOTALL)
+_TOOL_CODE = re.compile(r"```(tool_code|tool_call|python)\s*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def _python(source: str) -> list[ast.expr]:
@@ -350,7 +350,7 @@ def python_list(body: str, schemas: Schemas, is_closed: bool) -> list[ToolCall]:
 
 
 def loose_lists(text: str, schemas: Schemas) -> list[ToolCall]:
-    """Lists of calls anywhere in the text: of any name at its start, of a tool elsewhere (Llama 3.2, Llama 4)."""
+    """Lists of calls: of any name at the text's start, of a tool elsewhere but after a backtick (Llama 3.2, 4)."""
     calls, end = list[ToolCall](), 0
     text = re.sub(r"<\|python_(?:start|end|tag)\|>", "", text).strip()
     while (found := _LIST.search(text, end)) is not None:
@@ -364,7 +364,7 @@ def loose_lists(text: str, schemas: Schemas) -> list[ToolCall]:
             else:
                 raise ValueError("the list of calls is not closed")
             end = token.end()
-            calls += _python_calls(text[begin:end], schemas)
+            calls += [] if text[:begin].endswith("`") else _python_calls(text[begin:end], schemas)
     if not calls and any(re.match(rf"{re.escape(name)}\s*\(", text) for name in schemas):
         raise ValueError("calls stand in a list: [name(argument=value)]")
     return calls
@@ -399,8 +399,11 @@ def gemma(body: str, schemas: Schemas, is_closed: bool) -> list[ToolCall]:
 
 
 def gemma_3(text: str, schemas: Schemas) -> list[ToolCall]:
-    """Gemma 3 has no markup of its own: Google documents ``tool_code``, lists of calls and JSON."""
-    if blocks := _TOOL_CODE.findall(text):
+    """Gemma 3 has no markup of its own: Google documents ``tool_code``, lists of calls and JSON. Python that names no
+    tool is an answer."""
+    named = re.compile(rf"\b(?:{'|'.join(map(re.escape, schemas))})\s*\(")
+    blocks = [code for kind, code in _TOOL_CODE.findall(text) if kind != "python" or named.search(code)]
+    if blocks:
         return [call for block in blocks for call in _python_calls(block, schemas)]
     return loose_lists(text, schemas) or loose_objects(text, schemas)
 

@@ -33,7 +33,7 @@ class Dialect:
         """The thought, None without one, and what the turn says besides."""
         if self.read is of.harmony:
             messages = list(of.harmony_messages(text))
-            thought = [body for channel, _, body in messages if channel == "analysis"]
+            thought = [body for channel, to, body in messages if channel == "analysis" and not to]
             said = [body for channel, to, body in messages if channel != "analysis" and not to]
             return "\n".join(filter(None, thought)) if thought else None, "\n".join(filter(None, said))
         opens, closes = self.thought

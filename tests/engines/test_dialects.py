@@ -109,6 +109,13 @@ SAID: list[tuple[str, str, list[ToolCall]]] = [
      [ToolCall("search_emails", {"keywords": ["a"]})]),
     ("harmony", '<|start|>assistant to=functions.read_email<|channel|>commentary json<|message|>{"message_id": "7"}',
      [ToolCall("read_email", {"message_id": "7"})]),
+    ("harmony", '<|channel|>analysis to=functions.read_email code<|message|>{"message_id": "7"}<|call|>',
+     [ToolCall("read_email", {"message_id": "7"})]),
+    ("harmony", '<|channel|>analysis to=python code<|message|>1 + 1<|call|>', []),
+    ("llama", 'Not `{"type": "function", "function": {"name": "f", "parameters": {}}}`.', []),
+    ("pythonic", "Not `[read_email(message_id=[read_email()])]`.", []),
+    ("gemma_3", "So:\n```python\ndef f(x):\n    return [x]\n```", []),
+    ("gemma_3", "```python\nread_email(message_id='7')\n```", [ToolCall("read_email", {"message_id": "7"})]),
     ("llama", 'Sure. <|python_tag|>{"name": "f", "parameters": {"a": 1}}; {"type": "function", "name": "g", '
      '"parameters": {}} Done.', [ToolCall("f", {"a": 1}), ToolCall("g", {})]),
     ("pythonic", "<|python_start|>[f(a=-1, b=['x', None], c={'k': true}), g()]<|python_end|>",

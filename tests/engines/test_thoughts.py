@@ -15,24 +15,24 @@ from emailrl.engines.thoughts import prefix_note, thought_of
 from emailrl.model.template import with_arguments
 from emailrl.settings import ModelSettings
 
-KEPT, BROKEN, REFUSED, NO_SWITCH = "kept", "broken", "refused", None
+KEPT, BROKEN, NO_SWITCH = "kept", "broken", None
 FAMILIES = {  # template → with THINKING=auto, on, off
     **dict.fromkeys(("glm4moe", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6"), (KEPT, KEPT, KEPT)),
     "qwen3": (KEPT, KEPT, BROKEN),  # the empty thought of its prompt is missing from the history
     **dict.fromkeys(
-        ("lfm2", "lfm2_2_5", "llama3_1", "llama3_2", "phi3_5", "qwen2_5", "qwen3_instruct_2507"),
+        ("lfm2", "lfm2_2_5", "llama3_1", "llama3_2", "qwen2_5", "qwen3_instruct_2507"),
         (KEPT, NO_SWITCH, NO_SWITCH),
     ),
-    "deepseekv3": (BROKEN, NO_SWITCH, NO_SWITCH),
-    **dict.fromkeys(("cohere2", "gemma3"), (REFUSED, NO_SWITCH, NO_SWITCH)),  # they know user and assistant only
+    "gptoss": (KEPT, KEPT, KEPT),
+    "nemotron_3_nano": (KEPT, KEPT, KEPT),
 }
-BY_DIALECT = {"gptoss", "nemotron_3_nano"}  # it depends on how calls of their own form are told again
+WITHOUT_TOOLS = {"cohere2", "deepseekv3", "gemma3", "phi3_5"}
 CONTROLS = [
     "<think>", "</think>", "<|eot_id|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|end|>",
     "<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<end_of_turn>", "<start_of_turn>",
     "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|assistant|>", "<|observation|>", "<｜end▁of▁sentence｜>",
 ]  # fmt: skip
-CHAT = """{% for m in messages %}<|im_start|>{{ m.role }}
+CHAT = """<tool_call>{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content.split('</think>')[-1] if m.role == 'assistant' and not KEEP else m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
@@ -57,18 +57,20 @@ def test_the_probe_knows_which_templates_keep_the_prefix(shared_data: Path, toke
     if not folder.is_dir():
         pytest.skip(f"no chat templates at {folder}")
     templates = {file.stem: file.read_text() for file in folder.glob("*.jinja")}
-    assert templates.keys() == FAMILIES.keys() | BY_DIALECT
+    assert templates.keys() == FAMILIES.keys() | WITHOUT_TOOLS
 
     def outcome(template: str, way: str) -> str | None:
         try:
             said = note(tokenizer, template, thinking=way)
         except UsageError:
             return NO_SWITCH
-        refused = "the chat template cannot render a tool's result: "
-        return KEPT if said is None else REFUSED if said.startswith(refused) else BROKEN
+        return KEPT if said is None else BROKEN
 
     for name, known in FAMILIES.items():
         assert tuple(outcome(templates[name], way) for way in ("auto", "on", "off")) == known, name
+    for name in WITHOUT_TOOLS:
+        with pytest.raises(UsageError, match="shows the model no tools"):
+            note(tokenizer, templates[name])
     said = note(tokenizer, templates["qwen3"], thinking="off")
     assert said is not None and "earlier turns: " in said and said.endswith("set THINKING=on")
 
