@@ -33,10 +33,11 @@ def thought_of(renderer: ChatRenderer, prompt: str, ids: Sequence[int]) -> tuple
     """How many of a turn's ``ids`` after the text ``prompt`` are its thought, up to the first end of one, and whether
     it goes on. Nothing sampled yet may become a thought; a turn that begins otherwise has none."""
     text = renderer.text_of(ids)
-    closed = CLOSES.search(text)
+    closed, begins = CLOSES.search(text), _OPENED.search(prompt) or _OPENING.match(text)
     if closed is None:
-        is_thought = not ids or _OPENED.search(prompt) or _OPENING.match(text)
-        return (len(ids), True) if is_thought else (0, False)
+        return (len(ids), True) if begins or not ids else (0, False)
+    if not begins and closed[0].startswith("<|channel|>"):  # harmony names the channel of every message
+        return 0, False
     token = renderer.tokenizer.added_tokens_encoder.get(closed[0])
     if token in ids:
         return ids.index(token) + 1, False

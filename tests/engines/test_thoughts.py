@@ -98,6 +98,8 @@ HARMONY = "<|channel|>analysis<|message|>hm"
         ("a\n", "\n<think>hm</think>", "b</think>c", False),  # the first end
         ("a\n<think>\n\n</think>\n\n", "", "In <think>", False), ("a\n", "", "In May", False),
         ("a\n", "[THINK]hm[/THINK]", "In May", False),
+        ("a", "", "<|channel|>commentary to=functions.f<|message|>{}", False),
+        ("a", "", " to=functions.f<|channel|>commentary<|message|>{}", False),
         ("a", HARMONY + "<|end|><|start|>assistant<|channel|>final", "<|message|>May", False),
     ],
 )  # fmt: skip
