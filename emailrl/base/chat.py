@@ -83,6 +83,7 @@ async def _drop_what_is_not_ours(request: Any) -> None:
 
 async def complete(client: ChatClient, **body: Any) -> ChatReply:
     """Request a chat completion; raises openai.APIError, ValueError for any invalid reply, or CostReached."""
+    await client.bill.wait_for_a_price()
     with client.bill.request():
         # Raw, since the client does not validate the server's reply.
         read = _read((await client.chat.completions.with_raw_response.create(**body)).content)

@@ -56,14 +56,22 @@ class CostReached(EmailRLError):
     code = "max-cost"
 
 
+SECONDS_BETWEEN_LOOKS: Final = 0.05
+
+
 class Bill:
     """The US dollars that a command has spent on servers, at most ``limit`` (None: any number). ``go_on`` tells the
     user how to continue once it is reached. Thread-safe."""
 
     def __init__(self, limit: float | None = None, go_on: str = "") -> None:
         self.limit, self.spent = limit, 0.0
-        self._go_on, self._num_paid, self._in_flight = go_on, 0, 0.0
+        self._go_on, self._num_paid, self._num_asked, self._in_flight = go_on, 0, 0, 0.0
         self._told, self._is_closed, self._lock = set[str](), False, Lock()
+
+    async def wait_for_a_price(self) -> None:
+        """Wait while the first request has no reply: with a limit, what another may cost is not known before."""
+        while self.limit is not None and not self._num_paid and self._num_asked:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     @contextmanager
     def request(self, estimate: float = 0.0) -> Iterator[None]:
@@ -77,11 +85,13 @@ class Bill:
                 paid = plain.counted(self._num_paid, "request")
                 raise CostReached(f"--max-cost {self.limit:g} was reached: {paid} cost ${self.spent:.4g}.", self._go_on)
             self._in_flight += expected
+            self._num_asked += 1
         try:
             yield
         finally:
             with self._lock:
                 self._in_flight -= expected
+                self._num_asked -= 1
 
     def pay(self, cost: float | None, url: str) -> None:
         """Add a reply's cost. None: the server at ``url`` reports none; unless it is on this machine, where it is free,

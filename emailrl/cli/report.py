@@ -85,6 +85,9 @@ def write_page(
     what = what if data.rows else "numbers only"
     count = counted(len(data.rows), "trajectory")
     say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}", result_console(json=json))
+    if redact:
+        known = f"{db} and" if (db := settings.store.db).is_file() else f"(without a database: there is no {db})"
+        say(f"Note: names and addresses of {known} the page are replaced; the page says what that does not cover.")
     for each in left_out:
         say(f"Left out: {each}")
     return {"html": target, "num_trajectories": len(data.rows), "left_out": left_out}

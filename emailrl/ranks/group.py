@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 SECONDS_TO_REPORT: Final = 3.0  # How long a rank waits for the marks of the others after losing one.
-SECONDS_TO_FOLLOW: Final = 8  # How long a missing rank may live on: by then those that noticed have reported and ended.
+SECONDS_TO_FOLLOW: Final = 6  # How long a missing rank may live on: by then those that noticed have reported and ended.
 
 logger = logging.getLogger(__name__)
 
