@@ -15,7 +15,7 @@ Examples:
   emailrl train --mode masked --preset quick --model nano
   emailrl train --mode simple --max-steps 20
   emailrl train --adapter outputs/grpo_sft/best_model
-  emailrl train --algorithm opd --teacher outputs/grpo_masked/best_model --beta 0
+  emailrl train --algorithm opd --teacher outputs/teacher --beta 0
   emailrl train --resume latest
   emailrl train --nproc 8 --engine vllm
   emailrl train --nproc 8 --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29500
@@ -48,12 +48,12 @@ SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its l
 
 
 @setting_options(
-    "mode algorithm teacher model_name adapter reward engine questions db",
+    "mode algorithm model_name adapter reward engine questions db",
     "max_steps per_device_train_batch_size num_generations learning_rate max_turns max_tokens",
     "train_dataset_size eval_dataset_size eval_steps seed output_dir resume",
     "Cluster: nproc nnodes",
     "Advanced: environment backend num_train_epochs beta temperature save_steps target_accuracy patience wandb_mode",
-    "Advanced: thinking chat_template_kwargs tensorboard allow_shared_inbox max_cost verbose show_trajectory_details",
+    "Advanced: teacher thinking chat_template_kwargs tensorboard allow_shared_inbox max_cost verbose show_trajectory_details",
     verbose="Print a line per rollout; log debug messages in training.log.",
 )
 def train(

@@ -203,11 +203,10 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
     notes = list(dict.fromkeys((*train.notes, *val.notes, *coverage_notes(train.scenarios, db))))
     prints = database, fingerprint([*train.scenarios, *chosen])
     notes += [*start.notes, *advice]
-    if own.compares:
-        notes.append(f"{own.judge_model} scores each group (RULER)")
-    if len(answered) < len(val.scenarios) or not chosen:
+    if own.compares or not chosen:
         basis = f"accuracy on {counted(len(chosen), 'validation question')} with answers selects best_model"
-        notes.append(basis if chosen else NOT_EVALUATED)
+        judge = [f"{own.judge_model} scores each group (RULER)"] if own.compares else []
+        notes.append("; ".join([*judge, basis if chosen else NOT_EVALUATED]))
     teacher = team.identify_teacher(settings)
     if checkpoint:
         asked = {"database": prints[0], "questions": prints[1], "source": questions.source}

@@ -168,7 +168,7 @@ def test_parts_of_a_content_are_put_together_and_odd_counts_are_none(serve: Serv
     usage = {"prompt_tokens": "7", "completion_tokens": 10**400, "cost": -1.0, "good": 3, "true": True}
     body = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}).encode()
     reply = ask(serve(replying(body)))
-    assert reply.choice.message.text == "ja" and reply.cost is None
+    assert reply.choice.message.text == "ja" and reply.cost_at() is None
     assert [reply.count(name) for name in (*usage, "none")] == [None, None, None, 3, None, None]
 
 

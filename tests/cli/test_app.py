@@ -55,7 +55,7 @@ EXTRA = "error: Got unexpected extra argument(s) "
         ("trian", "error: No such command 'trian'. Did you mean 'train'? See emailrl --help.\n"),
         ("gen-db --limit few", "error: Invalid value for '--limit': 'few' "),
         ("train --batch-size 0", "error: Invalid value for '--batch-size': '0' should be "),
-        ("train --learning-rate fast", "error: Invalid value for '--learning-rate': 'fast' "),
+        ("train --learning-rate fast", "error: learning_rate='fast' (command line): should be a valid number"),
         (
             "ask When? --date yesterday",
             "error: Invalid value for '--date': 'yesterday' does not match the format",

@@ -125,7 +125,7 @@ def test_the_template_has_its_arguments_and_what_it_costs_is_said_first(emailrl,
     assert not any(line.startswith("Note: ") for line in emailrl("rollout", "--limit", 1)[2].splitlines())
     (here / "strips.jinja").write_text(STRIPS)
     toml = here / "emailrl.toml"
-    toml.write_text(toml.read_text() + '[model]\nchat_template = "strips.jinja"\n')
+    toml.write_text(toml.read_text() + '[model]\nchat_template = "strips.jinja"\ntool_dialect = "hermes"\n')
     code, _, err = emailrl("rollout", "--limit", 1, "--thinking", "on")
     [note] = [line for line in err.splitlines() if line.startswith("Note: ")]
     assert (

@@ -27,7 +27,7 @@ def test_nobody_to_ask_is_an_error_that_shows_what_there_is(emailrl, here: Path)
         f"{here}:",
         "  emailrl.toml sets reward = 'own.py:f', which runs that code",
         "  emailrl.toml sets judge_base_url = 'http://127.0.0.1:9/v1',"
-        " which gets questions and answers and your JUDGE_API_KEY",
+        " which gets questions and answers, with RULER whole conversations, and your JUDGE_API_KEY",
         "error: Trusting a folder needs confirmation. Add --yes once you have read the list.",
     ]
     assert emailrl("plan")[0] == 2
@@ -47,7 +47,10 @@ def test_yes_list_and_revoke(emailrl, here: Path) -> None:
     reward, judge = record["trusted"]
     assert code == 0 and record["folder"] == str(here) and judge["setting"] == "judge_base_url"
     given = {"file": "emailrl.toml", "setting": "reward", "value": "'own.py:f'", "effect": "runs that code"}
-    assert reward == given and judge["effect"] == "gets questions and answers and your JUDGE_API_KEY"
+    assert (
+        reward == given
+        and judge["effect"] == "gets questions and answers, with RULER whole conversations, and your JUDGE_API_KEY"
+    )
     assert emailrl("trust", "--list")[1].splitlines() == [str(here)]
     assert "is no longer trusted" in emailrl("trust", "--revoke")[2]
     assert emailrl("plan")[0] == 2

@@ -139,7 +139,7 @@ def test_what_the_policy_is_shown_and_paid_for(play: Any, tmp_path: Path) -> Non
     base = play()[0][0]
     assert play(question_template="Q: {}?!")[0][0].messages[1].content == f"Q: {base.messages[1].content}?!"
     (tmp_path / "template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{% endfor %}")
-    bare = play(chat_template=tmp_path / "template.jinja")[0][0]
+    bare = play(chat_template=tmp_path / "template.jinja", tool_dialect="hermes")[0][0]
     prompts = [each.samples[0].loss_mask.index(1) for each in (base, bare)]
     assert prompts[1] < prompts[0] / 2  # roles alone, no contents
     (tmp_path / "shout.py").write_text(ENVIRONMENT)
@@ -159,7 +159,13 @@ def test_a_run_says_that_its_template_splits_rollouts_and_counts_thoughts(
     make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "thinks.jinja").write_text(THINKS)
-    how = {"chat_template": tmp_path / "thinks.jinja", "thinking": "on", "max_thinking_tokens": 5, "max_steps": 1}
+    how = {
+        "chat_template": tmp_path / "thinks.jinja",
+        "tool_dialect": "hermes",
+        "thinking": "on",
+        "max_thinking_tokens": 5,
+        "max_steps": 1,
+    }
     notes = {}
     for mode in ("masked", "simple"):
         said: list[str] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from runs.run_files import write
 
-from emailrl.agent.task import system_prompt
+from emailrl.agent.task import prompts
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.cli.quickstart import SETTINGS, free_folder, quickstart
@@ -36,7 +36,7 @@ def test_nano_reads_todays_prompt_in_few_tokens() -> None:
 
     scenario = demo_questions(42)[0]
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(NANO), tool_schemas())
-    messages = [Message("system", system_prompt(scenario, 6)), Message("user", scenario.question)]
+    messages = [Message("system", prompts(scenario, 6)[0]), Message("user", scenario.question)]
     assert len(renderer.start(messages).ids) <= 70
 
 

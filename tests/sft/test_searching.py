@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tiny import make_database, make_questions
 
-from emailrl.engines.renderer import parse_tool_calls
+from emailrl.engines.dialects import parse
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import demo_emails, demo_questions
 from emailrl.mail.sources.message import RawEmail
@@ -117,7 +117,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def calls(messages: list[Message]) -> list[tuple[str, Any]]:
-    said = [parse_tool_calls(message.content)[0] for message in messages if message.role == "assistant"]
+    said = [parse(message.content, "hermes")[0] for message in messages if message.role == "assistant"]
     return [(call.name, call.arguments) for call in said]
 
 
