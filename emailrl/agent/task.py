@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.tools import EMAIL_NOT_FOUND, MAX_RESULTS, TOOLS, check_arguments, to_json, tool_schemas
+from emailrl.agent.tools import EMAIL_NOT_FOUND, MAX_RESULTS, TOOLS, call_tool, check_arguments, to_json, tool_schemas
 from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.base.plain import cut
@@ -152,7 +152,6 @@ class MailEnvironment:
         if call.name not in TOOLS:
             return self._refuse(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
         try:
-            check_arguments(call.name, call.arguments)
             value, shown = self._call(call.name, call.arguments)
         except ToolError as error:
             return self._refuse(StopReason.BAD_TOOL_CALL_ARGS, str(error), call)
@@ -165,32 +164,32 @@ class MailEnvironment:
             rubric.ever_tried_to_read_invalid_email = True
         else:
             rubric.ever_read_right_email |= value["message_id"] in self._sources
-        reply = Message("tool", to_json(shown), tool_call_id=call.id, name=call.name)
-        return StepResult([reply], False, call.name, call.arguments, to_json(value))
+        result = to_json(value)
+        told = result if shown is value else to_json(shown)
+        reply = Message("tool", told, tool_call_id=call.id, name=call.name)
+        return StepResult([reply], False, call.name, call.arguments, result)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
-        """What a tool returns to checked arguments, and what the conversation shows of it."""
-        if name == "read_email":
-            value = shown = TOOLS[name](self.mailbox, **{"message_id": self.message_id(arguments["message_id"])})
-            if self.short_ids and value is not EMAIL_NOT_FOUND:
-                shown = value | {"message_id": self._short(value["message_id"])}
-            return value, shown
-        value = shown = TOOLS[name](self.mailbox, **arguments)
-        if name == "search_emails":
-            if self.short_ids:
-                shown = [hit | {"message_id": self._short(hit["message_id"])} for hit in value]
-            if self.counts:
-                others = {key: given for key, given in arguments.items() if key != "max_results"}
-                is_all = len(value) < arguments.get("max_results", MAX_RESULTS)
-                shown = {"matches": len(value) if is_all else self.mailbox.count(**others), "emails": shown}
+        """What a tool returns, and what the conversation shows of it; ToolError for bad arguments."""
+        if name == "read_email" and isinstance(asked := arguments.get("message_id"), str):
+            arguments = arguments | {"message_id": self.message_id(asked)}
+        value = shown = call_tool(self.mailbox, name, arguments)
+        if self.short_ids and isinstance(value, list):
+            shown = [self._shortened(hit) for hit in value]
+        elif self.short_ids and name == "read_email" and value is not EMAIL_NOT_FOUND:
+            shown = self._shortened(value)
+        if self.counts and name == "search_emails":
+            others = {key: given for key, given in arguments.items() if key != "max_results"}
+            is_all = len(value) < arguments.get("max_results", MAX_RESULTS)
+            shown = {"matches": len(value) if is_all else self.mailbox.count(**others), "emails": shown}
         return value, shown
 
-    def _short(self, message_id: str) -> str:
-        for short, known in self._shown.items():
-            if known == message_id:
-                return short
-        self._shown[short := f"m{len(self._shown) + 1}"] = message_id
-        return short
+    def _shortened(self, email: dict[str, Any]) -> dict[str, Any]:
+        """An email under its short id, a new one if it was not shown yet."""
+        own = email["message_id"]
+        short = next((short for short, known in self._shown.items() if known == own), f"m{len(self._shown) + 1}")
+        self._shown[short] = own
+        return email | {"message_id": short}
 
     def _refuse(self, reason: StopReason, error: str, call: ToolCall | None = None) -> StepResult:
         setattr(self.rubric, reason, True)  # its fields have the reasons' names

@@ -259,7 +259,7 @@ def results_table(report: Report, width: int) -> RenderableType:
         heading += f", {conditions['samples']} samples per question"
     if conditions["sequential"]:
         heading += ", one question at a time"
-    if conditions.get("thinking"):
+    if conditions["thinking"] != "auto":
         heading += f", thinking {conditions['thinking']}"
     if conditions["reward_name"] != "art_e":
         heading += f", reward {conditions['reward_name']}"

@@ -34,6 +34,11 @@ def checked_arguments(value: Any) -> dict[str, Any]:
     return value
 
 
+def _is_quoted(text: str, start: int) -> bool:
+    """Whether a backtick stands before this place."""
+    return text[start - 1 : start] == "`"
+
+
 def nothing(text: str, schemas: Schemas) -> list[ToolCall]:
     return []
 
@@ -108,7 +113,7 @@ def loose_objects(text: str, schemas: Schemas) -> list[ToolCall]:
     text, calls, end = after if tagged else text, list[ToolCall](), 0
     while (found := _OBJECT.search(text, end)) is not None:
         value, end = _decoded(text, found.start())
-        calls += [] if text[: found.start()].endswith("`") else [_object(value)]
+        calls += [] if _is_quoted(text, found.start()) else [_object(value)]
     if not calls and (tagged or text.lstrip().startswith(("{", "[{"))):
         raise ValueError('tool call has no name: expected {"name": …, "parameters": {…}}')
     return calls
@@ -364,7 +369,7 @@ def loose_lists(text: str, schemas: Schemas) -> list[ToolCall]:
             else:
                 raise ValueError("the list of calls is not closed")
             end = token.end()
-            calls += [] if text[:begin].endswith("`") else _python_calls(text[begin:end], schemas)
+            calls += [] if _is_quoted(text, begin) else _python_calls(text[begin:end], schemas)
     if not calls and any(re.match(rf"{re.escape(name)}\s*\(", text) for name in schemas):
         raise ValueError("calls stand in a list: [name(argument=value)]")
     return calls

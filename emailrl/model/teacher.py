@@ -92,5 +92,10 @@ def check_vocabulary(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBas
     """Raise UsageError unless every token, special ones included, has the same id in both."""
     if differ := own.get_vocab().items() ^ other.get_vocab().items():
         token, number = min(differ, key=lambda entry: entry[1])
-        what = f"{who} has another tokenizer than the policy: only one of them has {token!a} as token {number}."
-        raise UsageError(what, "Distillation compares token by token: choose a teacher of the policy's own family.")
+        raise other_tokenizer(who, f": only one of them has {token!a} as token {number}")
+
+
+def other_tokenizer(who: object, why: str = "") -> UsageError:
+    """The error for a teacher that does not read the policy's tokens."""
+    hint = "Distillation compares token by token: choose a teacher of the policy's own family."
+    return UsageError(f"{who} has another tokenizer than the policy{why}.", hint)

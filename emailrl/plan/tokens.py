@@ -171,10 +171,8 @@ def limit_to_questions(settings: Settings) -> tuple[Settings, float, list[str]]:
     file = data.questions or questions_file(settings.store.db)
     if not file.exists():
         return settings, 1.0, [f"no question file at {file}: assuming {data.train_dataset_size:,} training questions"]
-    found, seed = (
-        read_questions(file, data, unanswered=settings.rewards.compares or resolve(settings).has_teacher),
-        settings.training.seed,
-    )
+    unanswered, seed = settings.rewards.compares or resolve(settings).has_teacher, settings.training.seed
+    found = read_questions(file, data, unanswered=unanswered)
     num_train, num_val = (len(found.of(split, limit=None, seed=seed).scenarios) for split in ("train", "val"))
     evaluated = min(num_val, data.eval_dataset_size)
     limited = changed(settings, train_dataset_size=min(num_train, data.train_dataset_size), eval_dataset_size=evaluated)

@@ -59,7 +59,8 @@ def policy_loss(
     if surrogate == "cispo":
         gain, bound = bounded.detach() * advantages * masked(logprobs, trainable), bounded != ratio
     elif surrogate == "ppo":
-        gain, bound = torch.minimum(ratio * advantages, bounded * advantages), bounded * advantages < ratio * advantages
+        unclipped, clipped = ratio * advantages, bounded * advantages
+        gain, bound = torch.minimum(unclipped, clipped), clipped < unclipped
     else:
         raise ValueError(f"unknown surrogate {surrogate!r}: ppo or cispo")
     if dual_clip is not None and surrogate == "ppo":

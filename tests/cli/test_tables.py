@@ -55,7 +55,8 @@ def test_a_rollouts_endings_are_told_apart() -> None:
     assert "found / read source - / -" in lines  # an environment without email
 
 
-CONDITIONS = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "reward_name": "art_e"}
+CONDITIONS = {"temperature": 0, "max_turns": 6, "samples": 1, "sequential": False, "thinking": "auto"}
+CONDITIONS |= {"reward_name": "art_e"}
 
 
 def report(*, sequential: bool = False) -> Report:

@@ -18,6 +18,7 @@ from emailrl.engines.vllm.arguments import api_key, read_urls
 from emailrl.engines.vllm.replica import Replica, ReplicaDown
 from emailrl.engines.vllm.servers import with_client
 from emailrl.model.policy import Policy
+from emailrl.model.teacher import other_tokenizer
 from emailrl.settings import PolicySettings
 
 T = TypeVar("T")
@@ -48,8 +49,7 @@ class ServerTeacher:
         parts = ["\n".join(texts[at : at + TOKENS_A_TEXT]) for at in range(0, len(texts), TOKENS_A_TEXT)]
         theirs = self._ask(*(partial(self._replica.tokenize, text=part) for part in parts))
         if theirs != [own.encode(part, add_special_tokens=False) for part in parts]:
-            hint = "Distillation compares token by token: choose a teacher of the policy's own family."
-            raise UsageError(f"{self._replica} has another tokenizer than the policy.", hint)
+            raise other_tokenizer(self._replica)
         return self
 
     def __call__(self, token_ids: Tensor, loss_mask: Tensor, shared: Tensor) -> Tensor:
