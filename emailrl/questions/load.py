@@ -271,9 +271,6 @@ class Questions:
                 chosen = [s for s in chosen if (s.id in val) == (split == "val")]
                 found.append(note)
             notes = [*filter(None, found), *notes]
-        if split != "train" and (unanswered := next((each for each in chosen if not each.answer), None)):
-            hint = "Only training needs no answers: give each question a split, or its answer."
-            raise UsageError(f"{source}: question {unanswered.id!r} has no answer.", hint)
         if not chosen:
             counts = Counter(scenario.split or "unsplit" for scenario in every)
             have = ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))
