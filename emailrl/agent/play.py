@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Protocol
 from emailrl.agent.task import MAIL, StepResult, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
+from emailrl.engines.renderer import ChatRenderer, Rendered
 from emailrl.engines.thoughts import prefix_note, thought_of
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.settings import AgentSettings, ModelSettings
 
 if TYPE_CHECKING:
-    from emailrl.engines.renderer import ChatRenderer
     from emailrl.mail import Mailbox
     from emailrl.model.policy import Policy
     from emailrl.settings import PlayingSettings
@@ -120,7 +120,7 @@ class _Rollout:
     progress: Progress
     stale_allowed: bool
     stale_turns: int = 0
-    text: str = ""
+    prompt: Rendered = field(default_factory=partial(Rendered, [], ""))
     part: Completion | None = None  # what is sampled of a turn that may go on
 
     def advance(self, completion: Completion | None) -> Request | None:
@@ -148,7 +148,7 @@ class _Rollout:
         most, bound = self.sampling.max_tokens, self.sampling.max_thinking_tokens
         if bound is None or self.renderer is None:
             return most - len(ids)
-        thought, is_open = thought_of(self.renderer, self.text, ids)
+        thought, is_open = thought_of(self.renderer, self.prompt.text, ids)
         return min(bound - thought, most) if is_open else most - (len(ids) - thought)
 
     def _go_on(self, completion: Completion) -> Request | None:
@@ -193,7 +193,7 @@ class _Rollout:
         if self.renderer is not None:
             trajectory.samples[-1].append_sampled(completion.token_ids, completion.logprobs)
             message = self.renderer.parse(completion.token_ids)
-            turn.thinking_tokens, _ = thought_of(self.renderer, self.text, completion.token_ids)
+            turn.thinking_tokens, _ = thought_of(self.renderer, self.prompt.text, completion.token_ids)
         elif completion.message is not None:
             message, turn.thinking_tokens = completion.message, completion.thinking_tokens
         else:
@@ -215,13 +215,12 @@ class _Rollout:
         """The ids of the next prompt. Those that were not sampled are added to the sample, or begin a new one."""
         trajectory = self.trajectory
         if completion is None:
-            rendered = renderer.start(trajectory.messages)
+            self.prompt = renderer.start(trajectory.messages)
         else:
-            rendered = renderer.extend(self.text + renderer.text_of(completion.token_ids), trajectory.messages)
-        self.text = rendered.text
-        if completion is None or not rendered.extends:
+            self.prompt = renderer.extend(self.prompt, completion.token_ids, trajectory.messages)
+        if not trajectory.samples or not self.prompt.extends:
             trajectory.samples.append(TokenSample())
-        trajectory.samples[-1].append_prompt(rendered.ids)
+        trajectory.samples[-1].append_prompt(self.prompt.ids)
         return list(trajectory.samples[-1].token_ids)
 
     def _finish(self) -> None:
@@ -357,7 +356,6 @@ def build_stage(
 ) -> Stage:
     """A stage that renders with the policy's own tokenizer and template. ``make_environment`` overrides the settings'
     environment, with the mail tools. UsageError if it cannot be loaded."""
-    from emailrl.engines.renderer import ChatRenderer
 
     agent = settings.agent
     task = load_task(MAIL if make_environment else agent.environment, settings)

@@ -71,7 +71,7 @@ def keeps_prefix(renderer: ChatRenderer, thought: str) -> bool:
         ends = [place for place, token in enumerate(ids, 1) if token in renderer.stop_ids]
         ids = ids[: ends[0]] if ends else ids  # some templates write no end of a turn: the next role ends it
         messages += [renderer.parse(ids), Message("tool", "[]", tool_call_id="call", name="search_emails")]
-        prompt = renderer.extend(prompt.text + renderer.text_of(ids), messages)
+        prompt = renderer.extend(prompt, ids, messages)
         if not prompt.extends:
             return False
     return True
