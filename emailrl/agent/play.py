@@ -20,12 +20,14 @@ from emailrl.agent.task import MAIL, StepResult, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
-from emailrl.engines.thoughts import prefix_note, thought_of
+from emailrl.engines.thoughts import template_notes, thought_of
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.settings import AgentSettings, ModelSettings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from emailrl.mail import Mailbox
     from emailrl.model.policy import Policy
     from emailrl.settings import PlayingSettings
@@ -312,9 +314,9 @@ class Stage:
     renderer: ChatRenderer | None  # None for chat engines
     stale_allowed: bool = False  # Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)
 
-    def prefix_note(self, model: ModelSettings) -> str | None:
-        """As ``engines.thoughts.prefix_note``; None without a template."""
-        return None if self.renderer is None else prefix_note(self.renderer, model, self.agent.max_turns)
+    def notes(self, model: ModelSettings, max_turns: int) -> list[str]:
+        """As ``engines.thoughts.template_notes``; none without a template."""
+        return [] if self.renderer is None else template_notes(self.renderer, model, max_turns)
 
     def on(self, engine: Engine, activity: Activity | None = None) -> Play:
         """Play all conversations at once with this engine, noting progress in ``activity``; trajectories are filled
@@ -362,6 +364,11 @@ def build_stage(
     make = partial(make_environment, agent) if make_environment else task.make
     renderer = ChatRenderer(policy.tokenizer, task.tools, settings.model.tool_dialect)
     return Stage(agent, settings.store.db, make, renderer, settings.vllm.stale_spans == "correct")
+
+
+def check_template(settings: PlayingSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise as ``ChatRenderer`` for a tokenizer whose template does not serve the settings' environment."""
+    ChatRenderer(tokenizer, load_task(settings.agent.environment, settings).tools, settings.model.tool_dialect)
 
 
 @dataclass(frozen=True, slots=True)

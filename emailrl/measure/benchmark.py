@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.agent.attack import KINDS, order_of, under_attack
-from emailrl.agent.play import Collector, Stage, build_stage
+from emailrl.agent.play import Collector, Stage, build_stage, check_template
 from emailrl.agent.task import Rubric, load_task
 from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
@@ -344,10 +344,10 @@ def players(
                 stage = Stage(named.agent, named.store.db, task.make, None)
                 engine: Engine = opened.enter_context(closing(OpenAIEngine(named, task.tools, bill)))
             else:
-                named, policy, engine = open_policy(named)
+                named, policy, engine = open_policy(named, check=partial(check_template, named))
                 opened.enter_context(closing(engine))
                 stage = build_stage(named, policy)
-                if (note := stage.prefix_note(named.model)) is not None:
+                for note in stage.notes(named.model, named.agent.max_turns):
                     say(note)
             for subject in (each for each in subjects if each.model_name == model_name):
                 adapter, own = subject.adapter, stage

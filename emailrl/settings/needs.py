@@ -154,7 +154,8 @@ def notes(now: SimpleNamespace) -> Iterator[str]:
     if now.algorithm == "gspo" and now.updates == 1:
         yield f"--algorithm gspo differs from grpo only in its aggregation without {_UPDATES}"
     if now.surrogate == "cispo" and now.updates == 1:
-        yield f"EMAILRL_SURROGATE=cispo has the gradient of ppo without {_UPDATES}"
+        chosen = "EMAILRL_SURROGATE=cispo" if "surrogate" in now.given else f"--algorithm {now.algorithm}"
+        yield f"{chosen} trains as grpo does without {_UPDATES}"
 
 
 def _idle(now: SimpleNamespace, level: Level) -> Iterator[tuple[str, str, object]]:

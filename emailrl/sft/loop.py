@@ -8,16 +8,19 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from emailrl.agent.play import check_template
 from emailrl.agent.task import load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, duration
 from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover, run_root
 from emailrl.engines.renderer import ChatRenderer
+from emailrl.engines.thoughts import template_notes
 from emailrl.mail import database_fingerprint
 from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
 from emailrl.model.template import with_arguments
@@ -237,6 +240,7 @@ def _open(
         data = examples(train, val, settings, renderer, longest=longest, workers=workers)
         fitter = Fitter(policy, settings.training, sft, settings.agent.temperature)
         state, notes = SftState(), [*start.notes, *found, *data.notes, *policy.notes]
+        notes += template_notes(renderer, settings.model)
         origin = Origin(new_run_id(SFT), SFT, SFT, database, data.fingerprint, start.parent)
         if checkpoint is not None:
             notes += check_agrees(
@@ -267,13 +271,14 @@ def _open(
 
 def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None) -> Policy:
     """The policy to train: a new model, the base's own weights, or an adapter; with a checkpoint's weights."""
+    load = partial(load_policy, trainable=True, check=partial(check_template, settings))
     if not (settings.sft.full_finetuning or settings.sft.from_scratch):
-        return load_policy(settings, adapter=adapter, trainable=True)
+        return load(settings, adapter=adapter)
     if checkpoint is not None:
-        policy = load_policy(settings.with_model(str(checkpoint.path)), trainable=True, full=True)
+        policy = load(settings.with_model(str(checkpoint.path)), full=True)
         return replace(policy, base_model=checkpoint.metadata.base_model)
     if not settings.sft.from_scratch:
-        return load_policy(settings, trainable=True, full=True)
+        return load(settings, full=True)
     seed, device = settings.training.seed, choose_device(settings.model.device)
     tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
     tokenizer = with_arguments(tokenizer, settings.model)
