@@ -232,8 +232,8 @@ def load_settings(
     risks = risks_of(given, here, builds_db=builds_db)
     left_out = {leaf for leaf in risks if leaf.written is None} if looks_only else set()
     try:
-        values = {leaf: item.value for leaf, item in given.items() if leaf not in left_out}
-        settings = Settings.model_validate(tree_of(values))
+        tree = tree_of({leaf: item.value for leaf, item in given.items() if leaf not in left_out})
+        settings = Settings.model_validate(tree)
     except ValidationError as error:
         # Keep the input and its context out of the chained traceback: they may contain a secret.
         leaf, reason = first_problem(error)
@@ -251,9 +251,9 @@ def load_settings(
     if preset is not None and recorded is None:
         as_preset, written = Settings.model_validate(tree_of({leaf: item.value for leaf, item in sized.items()})), []
         for leaf in sized:
-            values = [getattr(getattr(tree, leaf.section), leaf.field) for tree in (settings, as_preset)]
-            if given[leaf].origin != "command line" and values[0] != values[1]:
-                written.append(f"{given[leaf].name}={values[0]} ({given[leaf].origin})")
+            now, before = (getattr(getattr(each, leaf.section), leaf.field) for each in (settings, as_preset))
+            if given[leaf].origin != "command line" and now != before:
+                written.append(f"{given[leaf].name}={now} ({given[leaf].origin})")
         if written:
             tell(f"Note: --preset {preset} gives way to {', '.join(written)}")
     store, default = settings.store, here / settings.store.db

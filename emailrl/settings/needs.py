@@ -90,7 +90,7 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
     if now.distills and now.kl_in == "reward" and now.beta:
         yield f"KL_IN=reward has no reward to change with {now.estimator}.", "Use KL_IN=loss or BETA=0."
     if now.distills and is_url(now.teacher or "") and now.temperature not in (0, 1):
-        problem = "A server tells log-probabilities before temperature, so a TEACHER there needs TEMPERATURE=1, not"
+        problem = "A server returns log-probabilities before temperature, so a TEACHER there needs TEMPERATURE=1, not"
         yield f"{problem} {now.temperature:g}.", "Use --temperature 1, or a teacher in this process."
     rollouts = f"NUM_GENERATIONS={now.num_generations}"
     if now.compares and now.num_generations <= 1:
