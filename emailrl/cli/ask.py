@@ -100,8 +100,7 @@ def ask(
         raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
     question = None if words is None else _checked(" ".join(words))
     inbox = find_inbox(settings.store.db, inbox)
-    say(f"Mailbox: {inbox}")
-    opened = open_agent(settings, checkpoint, overrides["model_name"])
+    opened = open_agent(settings, inbox, checkpoint, overrides["model_name"])
     day = None if date is None else date.date().isoformat()
     if day is not None and (first := first_day(settings.store.db, inbox)) is not None and day <= first:
         say(f"Note: the mailbox begins on {first}; with --date {day} the agent sees no email.")
@@ -245,13 +244,13 @@ def choose_policy(settings: Settings, checkpoint: str | None, model: str | None)
     return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 
-def open_agent(settings: Settings, checkpoint: str | None, model: str | None) -> Callable[[], EmailAgent]:
+def open_agent(settings: Settings, inbox: str, checkpoint: str | None, model: str | None) -> Callable[[], EmailAgent]:
     """The agent with the policy that ``ask`` would choose, which is loaded by the first call; the choice is printed."""
 
     @cache
     def opened() -> EmailAgent:
         chosen, base, name = choose_policy(settings, checkpoint, model)
-        say(f"Model: {name}")
+        say(f"Mailbox: {inbox}; model: {name}")
         note_adapters([chosen] if isinstance(chosen, Path) else [], settings, asks=True)
         if not settings.is_chat:
             say_loading(settings, base)

@@ -33,6 +33,7 @@ def mcp(
     overrides: Overrides,
     trust: Trust = False,
 ) -> None:
+    import asyncio
     import importlib.util
 
     from emailrl.cli.ask import open_agent
@@ -42,22 +43,20 @@ def mcp(
     from emailrl.settings import load_settings
 
     with needs_extra("mcp"):
-        import anyio
-
         from emailrl.integrations.guard import Guard, listen
         from emailrl.integrations.mcp import build_server, serve_stdio
     settings = load_settings(overrides, trust=trust)
     own, agent = find_inbox(settings.store.db, inbox), settings.agent
-    loaded = open_agent(settings, checkpoint, overrides["model_name"])
+    loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
     has_torch = settings.is_chat or importlib.util.find_spec("torch") is not None
     order, without_keywords = agent.search_order, agent.search_without_keywords
     with open_mailbox(settings.store.db, own, order=order, without_keywords=without_keywords) as mailbox:
         ask = (lambda question: loaded().answer(question, own)) if has_torch else None
         server = build_server(mailbox, agent, ask)
         if not http:
-            say(f"Mailbox: {own}; serving MCP on stdin and stdout.")
-            anyio.run(serve_stdio, server)
+            say(f"Serving MCP on stdin and stdout.")
+            asyncio.run(serve_stdio(server))
             return
         token = server_token(host, settings.store.server_token)
-        say(f"Mailbox: {own}; serving MCP at http://{host}:{port}/mcp. Ctrl-C ends it.")
+        say(f"Serving MCP at http://{host}:{port}/mcp. Ctrl-C ends it.")
         listen(Guard(server.streamable_http_app(host=host), token), host, port)

@@ -9,7 +9,7 @@ Examples:
 
 \b
   emailrl serve-agent --db data/mail.db --inbox ann@example.com
-  OPENAI_BASE_URL=http://127.0.0.1:8767/v1 OPENAI_API_KEY=- chainlit run app.py
+  emailrl serve-agent --db data/mail.db --host 0.0.0.0 --port 8080
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def serve_agent(
     settings = load_settings(overrides, trust=trust)
     own = find_inbox(settings.store.db, inbox)
     token = server_token(host, settings.store.server_token)
-    with closing(open_agent(settings, checkpoint, overrides["model_name"])()) as agent:
+    with closing(open_agent(settings, own, checkpoint, overrides["model_name"])()) as agent:
         server = ChatServer(
             partial(open_mailbox, settings.store.db, own),
             lambda question, earlier, report: agent.answer(question, own, earlier=earlier, report=report),
             f"http://{host}:{port}",
         )
-        say(f"Mailbox: {own}; serving http://{host}:{port}/v1 (model emailrl). Ctrl-C ends it.")
+        say(f"Serving http://{host}:{port}/v1 (model emailrl). Ctrl-C ends it.")
         listen(Guard(server.app, token, lambda path: path.startswith(EMAILS)), host, port)

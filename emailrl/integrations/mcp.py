@@ -3,11 +3,11 @@ read-only. One server has one inbox, which no argument can change."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio.to_thread
 from mcp import types
 from mcp.server.lowlevel import Server
 
@@ -53,7 +53,7 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
     """The server of one mailbox; ``ask`` is called in a thread, one question at a time, and listed only if given."""
     functions = {schema["function"]["name"]: schema["function"] for schema in tool_schemas(agent)} | {"ask": ASK}
     names = [name for name in OUTPUTS if name != "ask" or ask is not None]
-    limiter = anyio.CapacityLimiter(1)
+    one_at_a_time = asyncio.Lock()
 
     async def list_tools(context: Any, parameters: Any) -> types.ListToolsResult:
         hints = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -78,7 +78,8 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
             if name == "ask":
                 if ask is None or not isinstance(question := arguments.get("question"), str) or not question.strip():
                     raise ToolError("ask needs the argument 'question'.")
-                answer = await anyio.to_thread.run_sync(ask, question.strip(), limiter=limiter)
+                async with one_at_a_time:
+                    answer = await asyncio.to_thread(ask, question.strip())
                 found = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
             elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
                 raise ToolError("No email of this mailbox has this message id.")
