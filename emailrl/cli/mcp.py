@@ -54,7 +54,7 @@ def mcp(
         ask = (lambda question: loaded().answer(question, own)) if has_torch else None
         server = build_server(mailbox, agent, ask)
         if not http:
-            say(f"Serving MCP on stdin and stdout.")
+            say("Serving MCP on stdin and stdout.")
             asyncio.run(serve_stdio(server))
             return
         token = server_token(host, settings.store.server_token)
