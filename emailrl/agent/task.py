@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -106,8 +106,9 @@ class MailEnvironment:
         short_ids: bool = False,
         counts: bool = False,
         mailbox_in_question: bool = False,
+        earlier: Sequence[Message] = (),
     ) -> None:
-        self.scenario, self.mailbox, self.max_turns = scenario, mailbox, max_turns
+        self.scenario, self.mailbox, self.max_turns, self.earlier = scenario, mailbox, max_turns, earlier
         self.question_template, self.report = question_template, report
         self.short_ids, self.counts, self.mailbox_in_question = short_ids, counts, mailbox_in_question
         self._shown: dict[str, str] = {}  # message ids by the short ones of this conversation
@@ -122,7 +123,7 @@ class MailEnvironment:
             raise RuntimeError("a MailEnvironment plays one trajectory: make another")
         self._state = "running"
         system, user = prompts(self.scenario, self.max_turns, self.question_template, self.mailbox_in_question)
-        return [Message("system", system), Message("user", user)]
+        return [Message("system", system), *self.earlier, Message("user", user)]
 
     def message_id(self, shown: str) -> str:
         """The message id of an email as the conversation names it."""
@@ -304,8 +305,10 @@ def mail_agent(
     scenario: Scenario,
     mailbox: Mailbox,
     report: Callable[[StepResult], None] = lambda result: None,
+    earlier: Sequence[Message] = (),
 ) -> MailEnvironment:
-    """The mailbox with its tools; ``report`` is called with the result of each step."""
+    """The mailbox with its tools; ``report`` is called with the result of each step. ``earlier`` turns of the user's
+    conversation stand before the question."""
     return MailEnvironment(
         scenario,
         mailbox,
@@ -315,6 +318,7 @@ def mail_agent(
         short_ids=agent.short_message_ids,
         counts=agent.count_matches,
         mailbox_in_question=agent.mailbox_in_question,
+        earlier=earlier,
     )
 
 

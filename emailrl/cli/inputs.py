@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from emailrl.base.errors import UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import is_this_machine
 from emailrl.base.plain import cut
 from emailrl.cli.output import print_next, say, warn
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
     from emailrl.measure.benchmark import Subject
     from emailrl.settings import PlayingSettings, Settings
 
@@ -112,6 +117,29 @@ def with_inputs(settings: Settings) -> Settings:
     if chosen is not None:
         say(chosen)
     return settings.model_copy(update={"data": data})
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Turn a missing package of an optional extra into an error that says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise EmailRLError(
+            f"{error.name} is not installed.", f"Run in the clone: pip install -e '.[{name}]'."
+        ) from None
+
+
+def server_token(host: str, wanted: SecretStr | None) -> str | None:
+    """The bearer token for a server on ``host``: that of the settings, else one that is made and printed if other
+    machines can reach the server, else none."""
+    if wanted is not None:
+        return wanted.get_secret_value()
+    if is_this_machine(host):
+        return None
+    token = secrets.token_urlsafe(24)
+    say(f"Clients must send this token as their API key: {token}")
+    return token
 
 
 def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:

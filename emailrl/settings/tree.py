@@ -145,6 +145,9 @@ class StoreSettings(Section):
     MAX_BODY_CHARS: on for research corpora, off for personal mail."""
     max_message_bytes: Positive = 100 * 1024 * 1024
     """gen-db skips larger messages without parsing them."""
+    server_token: SecretStr | None = None
+    """Bearer token that clients of `mcp --http` and `serve-agent` must send; by default one is made if other machines
+    can reach the server."""
 
 
 class DataSettings(Section):
