@@ -70,16 +70,19 @@ class EmailAgent:
         from emailrl.engines.renderer import ChatRenderer
 
         settings = config if isinstance(config, PlayingSettings) else load_settings(config)
-        schemas = tool_schemas(settings.agent)
         self._renderer: ChatRenderer | None = None
         if settings.is_chat:
             if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
                 raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
             self.settings = settings.with_model(model)
-            self._engine: Engine = OpenAIEngine(self.settings, schemas, Bill(settings.rewards.max_cost, GO_ON))
+            self._engine: Engine = OpenAIEngine(
+                self.settings, tool_schemas(settings.agent), Bill(settings.rewards.max_cost, GO_ON)
+            )
             return
         self.settings, policy, self._engine = _opened(model, tokenizer, settings)
-        self._renderer = ChatRenderer(policy.tokenizer, schemas, self.settings.model.tool_dialect)
+        self._renderer = ChatRenderer(
+            policy.tokenizer, tool_schemas(self.settings.agent), self.settings.model.tool_dialect
+        )
 
     def answer(
         self,
@@ -135,14 +138,15 @@ def _opened(
     from emailrl.checkpoints import CONFIG
     from emailrl.engines import build_engine, open_policy
     from emailrl.model.policy import Policy
-    from emailrl.model.resolve import find_adapter, with_token_limit
+    from emailrl.model.resolve import find_adapter, with_own_settings, with_token_limit
     from emailrl.model.template import with_arguments
 
     if isinstance(model, str | Path):
         if not (Path(model) / CONFIG).is_file():
-            return open_policy(settings.with_model(str(model)))
+            return open_policy(with_own_settings(settings.with_model(str(model)), Path(model))[0])
         found = find_adapter(Path(model), Path())
-        return open_policy(settings.with_model(found.base_model), found.path)
+        settings, _ = with_own_settings(settings.with_model(found.base_model), found.path)
+        return open_policy(settings, found.path)
     if tokenizer is None:
         raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
     from peft import PeftModel

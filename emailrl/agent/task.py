@@ -115,7 +115,7 @@ class MailEnvironment:
         self.rubric = Rubric()
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
-        self._sources = frozenset(scenario.message_ids)
+        self._sources = frozenset(scenario.evidence)
         self._state = "new"
 
     def start(self) -> list[Message]:
@@ -207,9 +207,10 @@ class MailEnvironment:
 
 
 def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
-    """Whether the cited emails hold the answer: any source email among them, or all if all are needed."""
-    wanted = set(scenario.message_ids)
-    return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
+    """Whether the cited emails hold the answer: a source email or twin is among them, or all sources if needed."""
+    if scenario.needs_all:
+        return set(scenario.message_ids).issubset(sources)
+    return not set(scenario.evidence).isdisjoint(sources)
 
 
 def prompts(

@@ -72,10 +72,11 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 
 def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
-    """Print a note on each checkpoint that is untrained, or trained in another environment, on another reward or with
-    other template arguments; ``asks``: they answer in the mail environment, without a reward."""
+    """Print a note on each checkpoint that is untrained, trained in another environment or on another reward, or played
+    with other settings than given (``PLAYED_WITH``); ``asks``: they answer in the mail environment, unrewarded."""
     from emailrl.checkpoints import METADATA, SFT, read_checkpoint
-    from emailrl.model.resolve import untrained_note
+    from emailrl.model.resolve import untrained_note, with_own_settings
+    from emailrl.settings.tree import PLAYED_WITH
 
     now = settings.public()
     for path in paths:
@@ -86,12 +87,14 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
         metadata = read_checkpoint(path).metadata
         then: dict[str, str] = {}
         for option, (section, name) in TASK.items():
-            if option == "--reward" and (asks or metadata.mode == SFT):
+            if name in PLAYED_WITH or (option == "--reward" and (asks or metadata.mode == SFT)):
                 continue
             new = "mail" if asks and name == "environment" else str(now[section][name])
             old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
             if old != new:
                 then[f"{option} {shlex.quote(old)}"] = f"{option} {shlex.quote(new)}"
+        if others := with_own_settings(settings, path)[1]:
+            say(f"Note: {path} is played with its own {'; '.join(others)}.")
         if then:
             here = " ".join(then.values())
             here = here.replace("--environment mail", "the mail environment") if asks else here

@@ -68,6 +68,13 @@ ToolDialect = Literal[
 ]  # fmt: skip
 
 
+PLAYED_WITH: Final = (
+    "thinking", "chat_template_kwargs", "tool_dialect", "short_message_ids", "count_matches", "mailbox_in_question"
+)  # fmt: skip
+"""What a policy sees of a conversation and how it writes calls: a checkpoint is played with its own, which
+``metadata.json`` records (``names.as_recorded``)."""
+
+
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME"), Flag("--model")] = "OpenPipe/Qwen3-14B-Instruct"
     """Base model: `nano` (packaged), `smol` (SmolLM2-135M trained to search email), `smol-base` (SmolLM2-135M-Instruct

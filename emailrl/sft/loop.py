@@ -23,6 +23,7 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.engines.thoughts import template_notes
 from emailrl.mail import database_fingerprint
 from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
+from emailrl.model.resolve import find_adapter, with_own_settings
 from emailrl.model.template import with_arguments
 from emailrl.runs.folder import clear_run, free_directory
 from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, pace, silent
@@ -183,6 +184,9 @@ def sft(
         if (reason := state.stop_reason(wanted)) and is_whole:
             display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
             return state.result(product)
+    elif settings.training.adapter is not None:
+        found = find_adapter(settings.training.adapter, settings.output.output_dir)
+        settings, _ = with_own_settings(settings, found.path, given_wins=True)  # experts play as the adapter does
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():
             reason = run.loop()
