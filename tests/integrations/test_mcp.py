@@ -15,7 +15,6 @@ import pytest
 from documents.pages import DOCS
 from tiny import ANN
 
-from emailrl.integrations.mcp import build_server
 from emailrl.mail import open_mailbox
 from emailrl.settings import load_settings
 
@@ -61,6 +60,8 @@ def test_an_official_client_searches_reads_and_asks(db: Path, environment: dict[
 
 
 def test_what_a_client_gets_wrong_is_an_error_of_the_tool(db: Path) -> None:
+    from emailrl.integrations.mcp import build_server
+
     with open_mailbox(db, ANN) as mailbox:
         server = build_server(mailbox, load_settings(environ={}, cwd=db.parent).agent, None)
 
