@@ -53,7 +53,7 @@ test-gpu: $(INSTALLED)
 
 test-clients: $(INSTALLED)
 	@$(PIP) trl==1.16.0 gradio==6.31.0 gradio-client $(TELL)
-	@$(BIN)/python -m pytest tests/integrations -m "slow or not slow" -rs
+	@$(BIN)/python -m pytest tests/integrations -m "clients or not clients" -rs
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

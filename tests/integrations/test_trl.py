@@ -13,7 +13,8 @@ from documents.pages import DOCS
 from tiny import make_model
 
 from emailrl.agent.email_agent import EmailAgent
-from emailrl.integrations import trl as ours
+from emailrl.integrations.mail_search import shared
+from emailrl.integrations.trl import MailSearch, rows
 from emailrl.questions.load import write_demo
 from emailrl.records.trajectory import Scenario
 from emailrl.rewards.scorer import build_scorer
@@ -26,18 +27,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_demo(tmp_path / "mail.db", settings=StoreSettings(), seed=42, overwrite=True)
     (tmp_path / "emailrl.toml").write_text('emailrl_db = "mail.db"\nmax_turns = 4\njudge = "offline"\n')
     monkeypatch.chdir(tmp_path)
-    ours._shared.cache_clear()
+    shared.cache_clear()
     yield tmp_path
-    ours._shared.cache_clear()
+    shared.cache_clear()
 
 
 def test_a_conversation_earns_what_it_earns_in_a_rollout(folder: Path) -> None:
     settings = load_settings()
     scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
-    agent, search = EmailAgent("nano"), ours.MailSearch()
-    rows = [*ours.rows("train", 6)]
+    agent, search = EmailAgent("nano"), MailSearch()
     rewards = []
-    for row in rows:
+    for row in rows("train", 6):
         scenario = Scenario(**{name: value for name, value in row.items() if name != "prompt"})
         played = agent.answer(scenario.question, scenario.inbox_address, query_date=scenario.query_date).trajectory
         played = replace(played, scenario=scenario)
@@ -50,16 +50,17 @@ def test_a_conversation_earns_what_it_earns_in_a_rollout(folder: Path) -> None:
         rubric = {name: value for name, value in played.rubric.items() if "right_email" in name or "sources_c" in name}
         assert set(rubric.values()) == {False}
         rewards.append(search.get_reward())
-        again = replace(search._trajectory, rubric=dict(search._trajectory.rubric), reward=0.0, reward_terms={})
+        ours = search._begun._trajectory
+        again = replace(ours, rubric=dict(ours.rubric), reward=0.0, reward_terms={})
         scorer.score([again])
-        assert again.reward == rewards[-1] == sum(search._trajectory.reward_terms.values())
-        assert (played.final_answer, played.stop_reason) == (search._trajectory.final_answer, again.stop_reason)
+        assert again.reward == rewards[-1] == sum(ours.reward_terms.values())
+        assert (played.final_answer, played.stop_reason) == (ours.final_answer, again.stop_reason)
         assert "over" in search.search_emails(["lease"])
     assert len(set(rewards)) > 1
     agent.close()
 
 
-@pytest.mark.slow
+@pytest.mark.clients
 def test_trl_trains_two_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trl = pytest.importorskip("trl", reason="TRL is not installed (make test-clients)")
     make_model(folder / "model")

@@ -1,0 +1,102 @@
+"""Writes the task as a small package for the environment hubs of others: their interface around ``mail_search``, with
+mailbox, questions and settings as data. The demo mailbox makes a public environment with exact answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from sqlalchemy import func, select
+
+import emailrl
+from emailrl.agent.task import MAIL
+from emailrl.base.disk import check_own, check_place
+from emailrl.base.errors import UsageError
+from emailrl.integrations.mail_search import DB, scenarios
+from emailrl.mail.database import emails, opened
+from emailrl.questions.load import (
+    has_only_demo_email,
+    questions_file,
+    read_questions,
+    with_questions,
+    write_demo,
+    write_scenarios,
+)
+from emailrl.settings import Settings
+from emailrl.settings.names import by_name
+
+Kind = Literal["verifiers", "openenv"]
+TEMPLATES: Final = Path(__file__).with_name("published")
+EXACT: Final = ("art_e", "simple")
+"""Rewards that need neither a judge nor code of the folder."""
+_SECTIONS: Final = ("agent", "reward_weights")
+
+
+def publish(kind: Kind, out: Path, settings: Settings, db: Path | None) -> dict[str, Any]:
+    """Write the package into the new folder ``out``, on the mailbox ``db`` and its questions, or on the demo; returns
+    what its card says. UsageError for an ``out`` with files, and for a task or reward that is not emailrl's own."""
+    incoming = out.with_name(f".{out.name}.incoming")
+    check_place(out, "--out")
+    check_own(incoming, "--out")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists.", "Name another folder with --out.")
+    if settings.agent.environment != MAIL or settings.rewards.reward not in EXACT:
+        what = "A published environment has the environment mail and the reward art_e or simple."
+        raise UsageError(what, "Set EMAILRL_ENVIRONMENT and EMAILRL_REWARD.")
+    shutil.rmtree(incoming, ignore_errors=True)
+    data = incoming / "mail_search/data"
+    data.mkdir(parents=True)
+    try:
+        if db is None:
+            write_demo(data / DB, settings=settings.store, seed=settings.training.seed)
+        else:
+            shutil.copyfile(db, data / DB)
+            questions = read_questions(None, with_questions(settings.data, db)[0]).answered()
+            write_scenarios(questions_file(data / DB), questions.scenarios)
+        (data / "emailrl.toml").write_text(_toml(settings), "utf-8")
+        told = _card(kind, data) | {"max_turns": settings.agent.max_turns, "reward": settings.rewards.reward}
+        for template in sorted((TEMPLATES / kind).rglob("*.jinja")):
+            _render(template, incoming / template.relative_to(TEMPLATES / kind).with_suffix(""), told)
+        _render(TEMPLATES / "README.md.jinja", incoming / "README.md", told)
+        os.replace(incoming, out)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+    return told
+
+
+def _card(kind: Kind, data: Path) -> dict[str, Any]:
+    with opened(data / DB) as connection:
+        num_emails = connection.scalar(select(func.count()).select_from(emails))
+    found = scenarios(None, folder=data)
+    return {
+        "kind": kind,
+        "version": emailrl.__version__,
+        "is_demo": has_only_demo_email(data / DB),
+        "num_emails": num_emails,
+        "num_questions": len(found),
+        "splits": dict(Counter(scenario.split or "test" for scenario in found)),
+        "shares_inbox": any(scenario.shares_inbox for scenario in found),
+    }
+
+
+def _toml(settings: Settings) -> str:
+    """The settings of task and reward that are not the default, as emailrl.toml."""
+    values: dict[str, Any] = {"reward": settings.rewards.reward}
+    for leaf in by_name().values():
+        value = getattr(getattr(settings, leaf.section), leaf.field) if leaf.section in _SECTIONS else leaf.default
+        if value != leaf.default and value is not None:
+            values[leaf.key] = value
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+
+
+def _render(template: Path, target: Path, told: dict[str, Any]) -> None:
+    from jinja2 import Environment, StrictUndefined
+
+    trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = Environment(undefined=StrictUndefined, **trims).from_string(template.read_text("utf-8")).render(told)
+    target.write_text(text, "utf-8")
