@@ -16,7 +16,16 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.tools import EMAIL_NOT_FOUND, MAX_RESULTS, TOOLS, call_tool, check_arguments, to_json, tool_schemas
+from emailrl.agent.tools import (
+    EMAIL_NOT_FOUND,
+    MAX_READ_ADDRESSES,
+    MAX_RESULTS,
+    TOOLS,
+    call_tool,
+    check_arguments,
+    to_json,
+    tool_schemas,
+)
 from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.base.plain import cut
@@ -105,11 +114,13 @@ class MailEnvironment:
         report: Callable[[StepResult], None] = lambda result: None,
         short_ids: bool = False,
         counts: bool = False,
+        names: bool = False,
         mailbox_in_question: bool = False,
     ) -> None:
         self.scenario, self.mailbox, self.max_turns = scenario, mailbox, max_turns
         self.question_template, self.report = question_template, report
         self.short_ids, self.counts, self.mailbox_in_question = short_ids, counts, mailbox_in_question
+        self.names = names
         self._shown: dict[str, str] = {}  # message ids by the short ones of this conversation
         self.rubric = Rubric()
         self.final_answer: str | None = None
@@ -174,15 +185,36 @@ class MailEnvironment:
         if name == "read_email" and isinstance(asked := arguments.get("message_id"), str):
             arguments = arguments | {"message_id": self.message_id(asked)}
         value = shown = call_tool(self.mailbox, name, arguments)
-        if self.short_ids and isinstance(value, list):
-            shown = [self._shortened(hit) for hit in value]
-        elif self.short_ids and name == "read_email" and value is not EMAIL_NOT_FOUND:
-            shown = self._shortened(value)
+        changes = [self._with_names] * self.names + [self._shortened] * self.short_ids
+        if name != "return_final_answer" and value is not EMAIL_NOT_FOUND:
+            for change in changes:
+                shown = [change(each) for each in shown] if isinstance(shown, list) else change(shown)
         if self.counts and name == "search_emails":
             others = {key: given for key, given in arguments.items() if key != "max_results"}
             is_all = len(value) < arguments.get("max_results", MAX_RESULTS)
             shown = {"matches": len(value) if is_all else self.mailbox.count(**others), "emails": shown}
         return value, shown
+
+    def _with_names(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """A hit or an email as it is shown, with names, place in the thread, attachments and kind of sender."""
+        if (email := self.mailbox.read(shown["message_id"])) is None:
+            return shown
+        place = self.mailbox.place_in_thread(email)
+        more = {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
+        if "snippet" in shown:
+            sender = {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
+            more, shown = sender | more, dict(shown)
+            last = {"snippet": shown.pop("snippet")}
+        else:
+            named = {
+                field: email.named(value) if isinstance(value, str) else [*map(email.named, value)]
+                for field, value in shown.items()
+                if field.endswith("_address") or field.endswith("_addresses")
+            }
+            more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
+            shown = shown | named
+            last = {field: shown.pop(field) for field in ("body", "file_name")}
+        return shown | {field: value for field, value in more.items() if value} | last
 
     def _shortened(self, email: dict[str, Any]) -> dict[str, Any]:
         """An email under its short id, a new one if it was not shown yet."""
@@ -314,6 +346,7 @@ def mail_agent(
         report=report,
         short_ids=agent.short_message_ids,
         counts=agent.count_matches,
+        names=agent.show_names,
         mailbox_in_question=agent.mailbox_in_question,
     )
 

@@ -109,7 +109,7 @@ def gen_db(
             )
     _print_next(everything, report.db, console)
     if json:
-        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db", "attachments")})
 
 
 def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:
@@ -193,6 +193,8 @@ def _print_summary(report: BuildReport, console: Console) -> None:
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
     )
+    if report.attachments:
+        console.print(f"{counted(report.attachments, 'attached file')}: names stored, contents dropped")
     for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""

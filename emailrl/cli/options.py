@@ -143,6 +143,18 @@ def addresses_in(db: Path, prefix: str = "", most: int | None = None) -> list[st
     return []
 
 
+def names_in(db: Path) -> set[str]:
+    """The display names in a database; none if it is not at hand."""
+    from sqlalchemy import select
+
+    from emailrl.mail.database import emails, opened
+
+    with suppress(EmailRLError), opened(db) as connection:
+        named = connection.scalars(select(emails.c.names).where(emails.c.names != ""))
+        return {line.partition("\t")[2] for lines in named for line in lines.splitlines()}
+    return set()
+
+
 BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("auto", "latest", "best")}
 """Completers of settings without a fixed list of choices, by name."""
 

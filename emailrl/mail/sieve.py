@@ -7,7 +7,9 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple, TypeGuard
 
+from emailrl.mail.database import EXTRA
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
+from emailrl.mail.spelling import other_spellings
 from emailrl.settings import StoreSettings
 
 MAX_HEADER_CHARS = 1000
@@ -50,6 +52,11 @@ class SiftedMail(NamedTuple):
 
     A single string, because lists are slow to send between processes.
     """
+    names: str  # one line per person with a display name: address, tab, name
+    attachments: str  # one name per line
+    machine: str
+    refs: str  # Message-IDs, separated by spaces
+    extra: str  # what a search finds besides subject and body; every space in it is ``database.EXTRA``
     keys: Keys
     digest: bytes
     defects: tuple[str, ...]
@@ -88,9 +95,14 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(dict.fromkeys([f"{kind} {address}" for kind, address in recipients]))
     keys = keys_of(message_id, subject, sender, email.body, date)
-    digest = _hash(f"{subject}\0{sender}\0{email.body}\0{message_id}\0{date}\0{email.file_name}\0{people}")
-    head = (message_id, subject, sender, date, email.body, email.file_name)
-    return SiftedMail(*head, people, keys, digest, defects, email.is_research)
+    attachments, refs = "\n".join(email.attachments), " ".join(email.references)
+    names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
+    shown = " ".join([*dict.fromkeys(email.names.values()), *email.attachments])
+    extra = " ".join(["", shown, *other_spellings(shown, subject, email.body)]).replace(" ", EXTRA)
+    more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
+    digest = _hash(f"{subject}\0{sender}\0{email.body}\0{message_id}\0{date}\0{email.file_name}\0{people}{more}")
+    head = (message_id, subject, sender, date, email.body, email.file_name, people)
+    return SiftedMail(*head, names, attachments, email.machine, refs, extra, keys, digest, defects, email.is_research)
 
 
 def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:

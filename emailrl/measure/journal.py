@@ -62,6 +62,7 @@ def playing_conditions(
         "search_without_keywords": agent.search_without_keywords,
         "short_message_ids": agent.short_message_ids,
         "count_matches": agent.count_matches,
+        "show_names": agent.show_names,
         "mailbox_in_question": agent.mailbox_in_question,
         "max_turns": agent.max_turns,
         "max_tokens": agent.max_tokens,

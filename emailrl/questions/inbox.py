@@ -55,6 +55,8 @@ _QUOTE_BEGINS = re.compile(
     )""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
+_PERSON = re.compile(r"[^\W\d_]+(?:['’.-]{0,2}[ -]?[^\W\d_]+){1,5}\.?")
+"""A name of two or more words: Jürgen Müller, Sam O'Brien, J. R. Lee-Smith."""
 MAX_TOPIC_CHARS = 70
 
 
@@ -112,6 +114,8 @@ class Mail:
     to: list[str]
     cc: list[str]
     bcc: list[str]
+    machine: str = ""  # The kind of program that sent it; empty for a person.
+    names: dict[str, str] = field(default_factory=dict)  # Display names by address, if the reader reads them.
     facts: dict[Extractor, Mention | None] = field(default_factory=dict, init=False)  # Those looked for so far.
 
     @cached_property
@@ -125,6 +129,10 @@ class Mail:
     @property
     def addresses(self) -> set[str]:
         return {self.sender, *self.to, *self.cc, *self.bcc}
+
+    def named(self, address: str) -> str:
+        """Return an address with the name that the email gives it."""
+        return f"{name} <{address}>" if (name := self.names.get(address)) else address
 
     @cached_property
     def topic(self) -> Topic:
@@ -158,6 +166,8 @@ class Inbox:
 
     def called(self, address: str) -> str:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
+        if written := self._written.get(address):
+            return written
         name = name_of(address)
         if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
             return address
@@ -229,6 +239,19 @@ class Inbox:
         return frozenset(address for mail in self.mails for address in mail.addresses)
 
     @cached_property
+    def _written(self) -> dict[str, str]:
+        """The name that most emails give each address, as one would say it, if it looks like a person's and no other
+        address has it."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for mail in self.mails:
+            for address, name in mail.names.items():
+                last, comma, first = name.partition(", ")
+                counts[address][f"{first} {last}" if comma else name] += 1
+        found = {address: max(sorted(names), key=names.__getitem__) for address, names in counts.items()}
+        carriers = Counter(found.values())
+        return {a: name for a, name in found.items() if carriers[name] == 1 and _PERSON.fullmatch(name)}
+
+    @cached_property
     def _by_name(self) -> dict[str, set[str]]:
         named: defaultdict[str, set[str]] = defaultdict(set)
         for address in self._addresses:
@@ -283,15 +306,16 @@ def _serial_key(mail: Mail) -> tuple[str, str]:
 class MailReader:
     """Reads mailboxes from a database; an email in several mailboxes is one object."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, *, names: bool = False) -> None:
+        """``names``: people are called as emails write them (``SHOW_NAMES``), else by their addresses."""
+        self.connection, self.names = connection, names
         self._mails: dict[int, Mail] = {}
 
     def open(self, inbox: str) -> Inbox:
         """Return everything sent or received by an address, except emails without a date."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
-        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
+        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body", "machine", "names"))
         mails = select(*columns)
         rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
         rows = rows.order_by(recipients.c.email_id, text("rowid"))
@@ -300,9 +324,10 @@ class MailReader:
             people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
             for email_id, address, kind in self.connection.execute(rows.where(recipients.c.email_id.in_(part))):
                 people[email_id].append((address, kind))
-            for email_id, message_id, subject, sender, sent, body in self.connection.execute(
+            for email_id, message_id, subject, sender, sent, body, machine, named in self.connection.execute(
                 mails.where(emails.c.id.in_(part))
             ):
+                written = dict(line.split("\t", 1) for line in named.splitlines()) if self.names else {}
                 fields: dict[str, list[str]] = {kind: [] for kind in _FIELDS}
                 named: set[str] = set()
                 # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
@@ -310,7 +335,8 @@ class MailReader:
                     if address not in named:
                         named.add(address)
                         fields[kind].append(address)
-                self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+                texts = (message_id, subject or "", sender or "", sent, body or "")
+                self._mails[email_id] = Mail(*texts, **fields, machine=machine, names=written)
         if lost := [email_id for email_id in ids if email_id not in self._mails]:
             raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])
@@ -320,6 +346,15 @@ class MailReader:
         sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
         got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
         return set(self.connection.scalars(sent.union(got)))
+
+
+def count_machine_mail(db: Path, inboxes: Sequence[str]) -> dict[str, int]:
+    """Return how many emails of these mailboxes programs sent, by kind; an email in several counts once."""
+    with opened(db) as connection:
+        reader = MailReader(connection)
+        ids = set[int]().union(*(reader.ids(inbox) for inbox in inboxes))
+        query = select(emails.c.id, emails.c.machine).where(emails.c.machine != "")
+        return dict(Counter(kind for email_id, kind in connection.execute(query) if email_id in ids))
 
 
 MAX_INBOXES = 40
