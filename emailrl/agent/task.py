@@ -199,22 +199,17 @@ class MailEnvironment:
         """A hit or an email as it is shown, with names, place in the thread, attachments and kind of sender."""
         if (email := self.mailbox.read(shown["message_id"])) is None:
             return shown
-        place = self.mailbox.place_in_thread(email)
-        more = {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
-        if "snippet" in shown:
-            sender = {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
-            more, shown = sender | more, dict(shown)
-            last = {"snippet": shown.pop("snippet")}
-        else:
-            named = {
-                field: email.named(value) if isinstance(value, str) else [*map(email.named, value)]
-                for field, value in shown.items()
-                if field.endswith("_address") or field.endswith("_addresses")
-            }
+        place, more = self.mailbox.place_in_thread(email), dict[str, Any]()
+        is_hit = "snippet" in shown
+        if is_hit:
+            more |= {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
+        more |= {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
+        if not is_hit:
             more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
-            shown = shown | named
-            last = {field: shown.pop(field) for field in ("body", "file_name")}
-        return shown | {field: value for field, value in more.items() if value} | last
+        last = ("snippet", "body", "file_name")
+        first = {field: _named(email, field, value) for field, value in shown.items() if field not in last}
+        more = {field: value for field, value in more.items() if value}
+        return first | more | {field: shown[field] for field in last if field in shown}
 
     def _shortened(self, email: dict[str, Any]) -> dict[str, Any]:
         """An email under its short id, a new one if it was not shown yet."""
@@ -235,6 +230,13 @@ class MailEnvironment:
         self.rubric.returned_i_dont_know = is_i_dont_know(answer)
         self.rubric.attempted_answer = not self.rubric.returned_i_dont_know
         self.rubric.sources_correct = self.rubric.attempted_answer and cites_sources(self.scenario, sources)
+
+
+def _named(email: Email, field: str, value: Any) -> Any:
+    """A field of an email as it is shown, its addresses with names."""
+    if "_address" not in field:
+        return value
+    return [*map(email.named, value)] if isinstance(value, list) else email.named(value)
 
 
 def cites_sources(scenario: Scenario, sources: list[str]) -> bool:

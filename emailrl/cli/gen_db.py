@@ -109,7 +109,8 @@ def gen_db(
             )
     _print_next(everything, report.db, console)
     if json:
-        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db", "attachments")})
+        told = ("emails", "recipients", "skipped", "seconds", "db", "attachments")
+        print_json({name: getattr(report, name) for name in told})
 
 
 def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:

@@ -147,11 +147,11 @@ def names_in(db: Path) -> set[str]:
     """The display names in a database; none if it is not at hand."""
     from sqlalchemy import select
 
-    from emailrl.mail.database import emails, opened
+    from emailrl.mail.database import emails, names_of, opened
 
     with suppress(EmailRLError), opened(db) as connection:
         named = connection.scalars(select(emails.c.names).where(emails.c.names != ""))
-        return {line.partition("\t")[2] for lines in named for line in lines.splitlines()}
+        return {name for lines in named for name in names_of(lines).values()}
     return set()
 
 

@@ -128,8 +128,8 @@ def build_database(
             more = keeping + (formats if "not_mail" in sieve.skipped else "")
             raise UsageError(f"There is no mail to store ({counts}).", f"No database was written.{more}")
     seconds = round(time.monotonic() - started, 3)
-    counts = (loader.mails, loader.recipients, sieve.skipped)
-    return BuildReport(*counts, seconds, db, sieve.defects, loader.attachments)
+    stored, people, files = loader.mails, loader.recipients, loader.attachments
+    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files)
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------

@@ -96,7 +96,10 @@ sqlite_master = sa.table("sqlite_master", sa.column("type"), sa.column("name")) 
 
 TABLES: list[sa.Executable] = [
     *map(CreateTable, metadata.sorted_tables),
-    sa.text("CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, extra, content='emails', content_rowid='id')"),
+    sa.text(
+        "CREATE VIRTUAL TABLE emails_fts USING "
+        "fts5(subject, body, parties, extra, content='emails', content_rowid='id')"
+    ),
 ]
 INDEXES = [
     CreateIndex(each) for table in metadata.sorted_tables for each in sorted(table.indexes, key=lambda i: str(i.name))
@@ -151,6 +154,12 @@ def parties_text(party_words: Iterable[str]) -> str:
     """Return the ``parties`` column of an email between the people with these words, without repeats."""
     words = dict.fromkeys(party_words)
     return (FILLER if len(words) > SNIPPET_WORDS else "") + " ".join(words)
+
+
+def names_of(lines: str) -> dict[str, str]:
+    """Return the display names by address of the column ``emails.names``."""
+    parts = (line.partition("\t") for line in lines.split("\n"))
+    return {address: name for address, _, name in parts if name}
 
 
 def clean_text(text: str) -> str:

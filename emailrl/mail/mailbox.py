@@ -2,7 +2,8 @@
 
 A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (``database``).
 Dates become bounds on row ids, which count from the newest email, and the scan stops at the last hit requested. Results
-and snippets equal those of ART-E's query (with ``names``: if subject and body hold all keywords), except for the snippets of emails with thousands of matches: FTS5's snippet()
+and snippets equal those of ART-E's query where ``names`` is off, except for the snippets of emails with thousands of
+matches: FTS5's snippet()
 compares every match with every other and with every sentence (15 s for 200 kB of one repeated word), which cannot be
 interrupted, so such emails get an excerpt in linear time instead.
 """
@@ -22,7 +23,18 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
 
 from emailrl.base.errors import EmailRLError, ToolError
-from emailrl.mail.database import EXTRA, PARTY, SNIPPET_WORDS, connect, driver, is_cancelled, no_database, party_word, reading
+from emailrl.mail.database import (
+    EXTRA,
+    PARTY,
+    SNIPPET_WORDS,
+    connect,
+    driver,
+    is_cancelled,
+    names_of,
+    no_database,
+    party_word,
+    reading,
+)
 from emailrl.mail.spelling import accented, spellings
 
 Order = Literal["newest", "relevance"]
@@ -208,8 +220,8 @@ class Mailbox:
         if is_late or self.inbox not in (sender, *(address for address, _ in people)):
             return None
         to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
-        names = dict(line.split("\t", 1) for line in named.splitlines())
-        more = (names.get(sender, ""), names, files.splitlines(), thread, machine)
+        names = names_of(named)
+        more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
         return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
 
     def place_in_thread(self, email: Email) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ from emailrl.base.errors import ToolError, UsageError
 from emailrl.facts.mentions import Extractor, Mention
 from emailrl.facts.reading import name_of
 from emailrl.mail import open_mailbox
-from emailrl.mail.database import emails, opened, recipients
+from emailrl.mail.database import emails, names_of, opened, recipients
 
 _PREFIX = re.compile(r"^(?:\s*(?:re|fw|fwd|aw|wg|tr|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:\s*)+", re.IGNORECASE)
 _REPLY = re.compile(r"^\s*(?:re|aw|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:", re.IGNORECASE)
@@ -315,8 +315,8 @@ class MailReader:
         """Return everything sent or received by an address, except emails without a date."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
-        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body", "machine", "names"))
-        mails = select(*columns)
+        columns = ("id", "message_id", "subject", "from_address", "date", "body", "machine", "names")
+        mails = select(*(emails.c[name] for name in columns))
         rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
         rows = rows.order_by(recipients.c.email_id, text("rowid"))
         for start in range(0, len(unread), _READ_MAILS):
@@ -327,16 +327,16 @@ class MailReader:
             for email_id, message_id, subject, sender, sent, body, machine, named in self.connection.execute(
                 mails.where(emails.c.id.in_(part))
             ):
-                written = dict(line.split("\t", 1) for line in named.splitlines()) if self.names else {}
                 fields: dict[str, list[str]] = {kind: [] for kind in _FIELDS}
-                named: set[str] = set()
+                seen: set[str] = set()
                 # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
                 for address, kind in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
-                    if address not in named:
-                        named.add(address)
+                    if address not in seen:
+                        seen.add(address)
                         fields[kind].append(address)
                 texts = (message_id, subject or "", sender or "", sent, body or "")
-                self._mails[email_id] = Mail(*texts, **fields, machine=machine, names=written)
+                self._mails[email_id] = mail = Mail(*texts, fields["to"], fields["cc"], fields["bcc"])
+                mail.machine, mail.names = machine, names_of(named) if self.names else {}
         if lost := [email_id for email_id in ids if email_id not in self._mails]:
             raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])

@@ -225,13 +225,12 @@ def _without_comments(value: str) -> str:
 
 # -- who sends --------------------------------------------------------------------------------------------------------
 
+_AUTO_REPLIES = ("x-autoreply", "x-autorespond", "x-autoresponder")
 MACHINE_FIELDS = frozenset(
-    "list-id list-unsubscribe list-post precedence auto-submitted return-path feedback-id x-auto-response-suppress "
-    "x-autoreply x-autorespond x-autoresponder".split()
-)
+    ("list-id", "list-unsubscribe", "list-post", "precedence", "auto-submitted", "return-path", "feedback-id")
+).union(_AUTO_REPLIES, ("x-auto-response-suppress",))
 """Headers by which programs say what they send: RFC 2076, 2369, 2919 and 3834, and the senders' own."""
 _NOBODY = re.compile(r"(?:[\w.+-]*[._+-])?(?:(?:no|do-?not|donot)[._-]?reply|mailer-daemon|notifications?)\b[^@]*@")
-_AUTO_REPLIES = ("x-autoreply", "x-autorespond", "x-autoresponder")
 
 
 def machine_of(fields: Mapping[str, str], sender: str, kind: str = "") -> str:

@@ -40,10 +40,11 @@ _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
 _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
-_KEPT = frozenset(
-    ("message-id", "date", "subject", "content-type", "content-transfer-encoding", *PEOPLE, *THREAD, "x-from", "x-to", "x-cc")
-).union(MACHINE_FIELDS)
 _LISTED = ("X-From", "X-To", "X-cc")
+_KEPT = MACHINE_FIELDS.union(
+    ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
+    (*PEOPLE, *THREAD, *map(str.lower, _LISTED)),
+)
 _MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
 _MAX_REFERENCES = 100  # kept of a message: the first, which begins the thread, and the last
 _MAX_CACHED = 1000  # characters of a header that is remembered, since most are those of an earlier message
@@ -127,9 +128,9 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("no_sender")
     subject, body_text = clean_text(headers.get("subject", "")), clean_text(text)
     from_address, kinds = sender[0] if sender else "", tuple(sorted(set(defects)))
-    more = {"names": names, "attachments": files, "references": references, "machine": machine}
-    head = (clean_text(message_id), subject, from_address, to, cc, bcc)
-    return RawEmail(*head, date, body_text, file_name, kinds, **more)
+    email = RawEmail(clean_text(message_id), subject, from_address, to, cc, bcc, date, body_text, file_name, kinds)
+    email.names, email.attachments, email.references, email.machine = names, files, references, machine
+    return email
 
 
 def _references(headers: dict[str, str]) -> list[str]:
@@ -138,9 +139,7 @@ def _references(headers: dict[str, str]) -> list[str]:
     return [*filter(None, (first, *later[-_MAX_REFERENCES:]))]
 
 
-def _people(
-    headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]
-) -> list[str]:
+def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
     """The addresses of a header; their names are added to ``names``."""
     if not (value := headers.get(field)):
         return []

@@ -129,7 +129,8 @@ def plan_questions(
             inbox: [
                 mail
                 for mail in open_inbox(reader, inbox).mails
-                if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
+                if mail.sent_at >= EARLIEST
+                and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
                 and (machine_mail or not mail.machine)
             ]
             for inbox in choose_inboxes(reader, inboxes)

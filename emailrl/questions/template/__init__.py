@@ -49,8 +49,9 @@ def generate(
     as their emails allow. Splits share no source email and no inbox; with ``allow_shared`` and fewer than three
     inboxes, subjects are split instead. A question with more than ``max_source_mails`` sources is left out unless its
     kind needs all of them. ``names`` calls people as emails write them, for agents that are shown names;
-    ``machine_mail`` asks also about what programs sent. ``progress(done, total)`` is called after each mailbox. Raises ``UsageError`` for a file
-    that is not a mail database or an inbox without mail, ``EmailRLError`` if no question is found."""
+    ``machine_mail`` asks also about what programs sent. ``progress(done, total)`` is called after each mailbox. Raises
+    ``UsageError`` for a file that is not a mail database or an inbox without mail, ``EmailRLError`` if no question is
+    found."""
     limit = DEFAULT_LIMIT if limit is None else limit
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     with opened(Path(db)) as connection:
