@@ -109,8 +109,7 @@ def gen_db(
             )
     _print_next(everything, report.db, console)
     if json:
-        told = ("emails", "recipients", "skipped", "seconds", "db", "attachments")
-        print_json({name: getattr(report, name) for name in told})
+        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
 
 def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:

@@ -119,8 +119,8 @@ def gen_questions(
         fields = {"inboxes": "inbox_address", "splits": "split", "kinds": "kind"}
         counts = {name: Counter(getattr(each, field) for each in scenarios) for name, field in fields.items()}
         numbers = {"questions": len(scenarios)} | counts | {"inboxes": len(counts["inboxes"])}
-        numbers |= {"generator": generator, "seconds": seconds, **more, "machine_mail": machine_mail}
-        print_json({"out": target, "db": db, **numbers})
+        more |= {"machine_mail": machine_mail}
+        print_json({"out": target, "db": db, **numbers, "generator": generator, "seconds": seconds, **more})
 
 
 def _table(scenarios: list[Scenario]) -> Table:

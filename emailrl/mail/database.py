@@ -11,7 +11,8 @@ keeps (category Co), and the address's number. A search includes the inbox's wor
 intersects keywords with the inbox. No word of an email can be equal, since ``clean_text`` removes the character.
 
 ``emails.extra`` is indexed, too: what a search may find besides subject and body, namely the names of people and
-attachments and other spellings of words (``spelling``). ``threads`` has the emails of threads of two or more.
+attachments and other spellings of words (``spelling``), each word after the same character, so that queries as ART-E
+writes them do not find these. ``threads`` has the emails of threads of two or more.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from emailrl.base.errors import EmailRLError, UsageError
 
 PARTY = "\ue000"  # the first character of every party word
-EXTRA = "\x1f"
-"""The space in ``emails.extra``, by which a snippet of that column is told from one of subject or body."""
 SNIPPET_WORDS = 15  # length of a search hit's snippet, as in ART-E
 
 # FTS5 shows the stretch of words that holds most phrases of the query, of several equal ones the first, and prefers one

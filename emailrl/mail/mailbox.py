@@ -14,7 +14,7 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -24,7 +24,6 @@ from weakref import WeakValueDictionary, finalize
 
 from emailrl.base.errors import EmailRLError, ToolError
 from emailrl.mail.database import (
-    EXTRA,
     PARTY,
     SNIPPET_WORDS,
     connect,
@@ -35,7 +34,7 @@ from emailrl.mail.database import (
     party_word,
     reading,
 )
-from emailrl.mail.spelling import accented, spellings
+from emailrl.mail.spelling import accented, marked, spellings
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
@@ -162,8 +161,9 @@ class Mailbox:
         if text is None:
             rows = self._rows(_UNSEARCHED, (match, *people, *bounds, max_results))
             return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
-        keywords = [each for keyword in keywords for each in self._spelled(keyword)]
-        short = short_text(keywords)
+        if self.names:
+            keywords = [each for keyword in keywords for each in spellings(keyword)]
+        short = short_text(keywords * (2 if self.names else 1))
         if self.order == "newest" and not any(people):
             rows = self._rows(_NEWEST, (short, match, *bounds, max_results))
         else:
@@ -191,7 +191,7 @@ class Mailbox:
     ) -> tuple[str | None, str, tuple[str | None, ...], tuple[int, int]] | None:
         """A search's FTS5 expressions, of the keywords (None without any) and with the people; sender and recipient,
         each twice; the highest id and the one below the lowest. None if nothing can match."""
-        text = _text_match(keywords, self._spelled, "subject body extra" if self.names else "subject body")
+        text = _text_match(keywords, names=self.names)
         sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
@@ -254,7 +254,7 @@ class Mailbox:
     def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
         """FTS5's snippet of subject or body (None: not made yet, since the email is long), or an excerpt if it is too
         long or too slow; a preview for an email that was found by names alone."""
-        is_other = snippet is not None and self.names and (EXTRA in snippet or PARTY in snippet)
+        is_other = self.names and snippet is not None and PARTY in snippet
         if snippet is not None and len(snippet) <= LONGEST_SNIPPET and not is_other:
             return snippet
         [(subject, body)] = self._rows(_TEXT, (message_id,))
@@ -266,9 +266,6 @@ class Mailbox:
                 found = self._rows(_SNIPPET_OF, (match, message_id))
                 snippet = found[0][0] if found else preview(subject, body)
             return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
-
-    def _spelled(self, keyword: str) -> list[str]:
-        return spellings(keyword) if self.names else [keyword]
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         try:
@@ -300,8 +297,9 @@ def _check_text(name: str, value: str) -> None:
         raise ToolError(f"{name} contains invalid Unicode.") from None
 
 
-def _text_match(keywords: object, spelled: Callable[[str], list[str]], columns: str) -> str | None:
-    """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords."""
+def _text_match(keywords: object, *, names: bool) -> str | None:
+    """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords. With
+    ``names``, a keyword may occur in any of its spellings, and in the column ``extra``, too."""
     if not isinstance(keywords, list | tuple):
         raise ToolError("keywords must be a list of strings.")
     if not keywords:
@@ -314,9 +312,14 @@ def _text_match(keywords: object, spelled: Callable[[str], list[str]], columns: 
         if len(keyword) > MAX_KEYWORD_CHARS:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         _check_text("keywords", keyword)
-    ways = [[quoted(each) for each in spelled(keyword)] for keyword in keywords]
-    each_way = (way[0] if len(way) == 1 else f"({' OR '.join(way)})" for way in ways)
-    return f"{{{columns}}} : ({' AND '.join(each_way)})"
+    if not names or not any(map(marked, keywords)):
+        return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
+    found = []
+    for keyword in filter(marked, keywords):  # one without a word is left out, as an implicit AND does
+        ways = spellings(keyword)
+        texts, extra = (" OR ".join(map(quoted, each)) for each in (ways, map(marked, ways)))
+        found.append(f"({{subject body}} : ({texts}) OR extra : ({extra}))")
+    return f"({' AND '.join(found)})"
 
 
 def _check_address(name: str, value: object) -> str | None:

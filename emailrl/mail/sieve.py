@@ -7,9 +7,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple, TypeGuard
 
-from emailrl.mail.database import EXTRA
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
-from emailrl.mail.spelling import other_spellings
+from emailrl.mail.spelling import marked, other_spellings
 from emailrl.settings import StoreSettings
 
 MAX_HEADER_CHARS = 1000
@@ -56,7 +55,7 @@ class SiftedMail(NamedTuple):
     attachments: str  # one name per line
     machine: str
     refs: str  # Message-IDs, separated by spaces
-    extra: str  # what a search finds besides subject and body; every space in it is ``database.EXTRA``
+    extra: str  # the ``marked`` words that a search finds besides subject and body
     keys: Keys
     digest: bytes
     defects: tuple[str, ...]
@@ -98,7 +97,7 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = " ".join([*dict.fromkeys(email.names.values()), *email.attachments])
-    extra = " ".join(["", shown, *other_spellings(shown, subject, email.body)]).replace(" ", EXTRA)
+    extra = marked(" ".join([shown, *other_spellings(shown, subject, email.body)]))
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
     digest = _hash(f"{subject}\0{sender}\0{email.body}\0{message_id}\0{date}\0{email.file_name}\0{people}{more}")
     head = (message_id, subject, sender, date, email.body, email.file_name, people)

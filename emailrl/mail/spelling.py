@@ -10,6 +10,8 @@ import re
 from itertools import chain
 from unicodedata import normalize
 
+from emailrl.mail.database import PARTY
+
 _BOTH = {"ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe"}
 _TABLES = [
     str.maketrans(letters | {letter.upper(): other.title() for letter, other in letters.items() if letter not in "ßı"})
@@ -18,6 +20,12 @@ _TABLES = [
 _LETTER = re.compile(f"[{''.join(map(chr, {*_TABLES[0], *_TABLES[1]}))}]")
 _WORD = re.compile(r"[^\W_]+")
 _DIGRAPH = re.compile("(?<=[aou])e", re.IGNORECASE)
+
+
+def marked(text: str) -> str:
+    """Return the words of a text as they stand in ``emails.extra``."""
+    text = text if text.isascii() else normalize("NFC", text)
+    return " ".join([PARTY + word for word in _WORD.findall(text)])
 
 
 def spellings(text: str) -> list[str]:
