@@ -7,6 +7,7 @@ words, and a keyword is searched in all of its own.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import chain
 from unicodedata import normalize
 
@@ -22,6 +23,7 @@ _WORD = re.compile(r"[^\W_]+")
 _DIGRAPH = re.compile("(?<=[aou])e", re.IGNORECASE)
 
 
+@lru_cache(8192)
 def marked(text: str) -> str:
     """Return the words of a text as they stand in ``emails.extra``."""
     text = text if text.isascii() else normalize("NFC", text)

@@ -20,42 +20,38 @@ _PREFIXES = re.compile(r"(?:\s*(?:re|aw|sv|antw|fw|fwd|wg|tr)\s*(?:\[\d+\]|\(\d+
 
 def threads_of(rows: Callable[[], Iterable[Row]]) -> Iterator[tuple[int, int]]:
     """Yield (id of an email, number of its thread) for the emails of threads of two or more. ``rows`` is called three
-    times. Memory: some numbers for each email that has references or a subject with replies."""
-    parents: dict[int, int] = {}
-    replied: set[int] = set()  # the topics of replies without references
+    times. Memory: two texts for each email that has references or a subject with replies."""
+    parents: dict[str, str] = {}  # of Message-IDs, and of topics after a NUL
+    replied: set[str] = set()  # the topics of replies without references
 
-    def root(node: int) -> int:
+    def root(node: str) -> str:
         while (parent := parents.setdefault(node, node)) != node:
             parents[node] = node = parents[parent]
         return node
 
-    def join(one: int, other: int) -> None:
+    def join(one: str, other: str) -> None:
         first, second = sorted((root(one), root(other)))
         parents[second] = first
 
     for _, message_id, subject, references in rows():
         if references:
-            own = _number(message_id)
             for reference in references.split(" "):
-                join(own, _number(reference))
-        elif subject and _PREFIXES.match(subject) and (topic := _topic(subject)):
-            replied.add(_number(topic))
+                join(message_id, reference)
+        elif subject and (prefixes := _PREFIXES.match(subject)):
+            replied.add(subject[prefixes.end() :].strip().lower())
+    replied.discard("")
     for _, message_id, subject, references in rows() if replied else ():
-        if not references and subject and (key := _number(_topic(subject))) in replied:
-            join(_number(message_id), key)
-    members = [
-        (email_id, root(own))
-        for email_id, message_id, _, _ in (rows() if parents else ())
-        if (own := _number(message_id)) in parents
-    ]
-    sizes = Counter(thread for _, thread in members)
-    yield from (member for member in members if sizes[member[1]] > 1)
-
-
-def _topic(subject: str) -> str:
-    prefixes = _PREFIXES.match(subject)
-    return subject[prefixes.end() if prefixes else 0 :].strip().lower()
-
-
-def _number(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+        if not references and subject:
+            prefixes = _PREFIXES.match(subject)
+            topic = subject[prefixes.end() if prefixes else 0 :].strip().lower()
+            if topic in replied:
+                join(message_id, f"\0{topic}")
+    own = ((email_id, message_id) for email_id, message_id, _, _ in (rows() if parents else ()))
+    members = [(email_id, root(message_id)) for email_id, message_id in own if message_id in parents]
+    sizes = Counter(node for _, node in members)
+    numbers = {
+        node: int.from_bytes(blake2b(node.encode(), digest_size=8).digest(), "big") >> 1
+        for node, size in sizes.items()
+        if size > 1
+    }
+    yield from ((email_id, numbers[node]) for email_id, node in members if node in numbers)

@@ -32,7 +32,7 @@ from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 from emailrl.mail.sources.text import decode, enriched_to_text, flowed_to_text, html_to_text
 
 PEOPLE = ("from", "to", "cc", "bcc")
-_FIELDS = tuple((kind, f"x-{kind}") for kind in PEOPLE)
+_FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
 """Each with the header of CMU's Enron release that has its names; no other has any."""
 THREAD = ("references", "in-reply-to")
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")  # of a message in an mbox
@@ -110,7 +110,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             headers, message = _mime(raw, defects)
             text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
         names: dict[str, str] = {}
-        sender, to, cc, bcc = (_people(headers, field, listed, names, defects) for field, listed in _FIELDS)
+        bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
         date = parse_date(headers.get("date", ""))
         references = _references(headers) if "in-reply-to" in headers or "references" in headers else []
         machine = machine_of(headers, sender[0] if sender else "", kind)
@@ -150,8 +150,8 @@ def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, s
         if len(value) > MAX_ADDRESS_CHARS:
             defects.append("long_header")
         addresses, found = _named.__wrapped__(value[:MAX_ADDRESS_CHARS], beside[:MAX_ADDRESS_CHARS])
-    for address, name in found.items():
-        names.setdefault(address, name)
+    if found:
+        names.update(found)
     return addresses[:]
 
 
