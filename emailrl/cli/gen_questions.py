@@ -73,7 +73,7 @@ def gen_questions(
     json: Json = False,
 ) -> None:
     from emailrl.mail.database import opened
-    from emailrl.questions.inbox import MailReader, choose_inboxes, count_machine_mail
+    from emailrl.questions.inbox import MailReader, choose_inboxes
     from emailrl.questions.load import questions_file, write_scenarios
     from emailrl.questions.splits import FEW, split_notes
 
@@ -89,6 +89,7 @@ def gen_questions(
     check_out(target, may_exist=overwrite or dry_run)
     with opened(db) as connection:
         chosen = choose_inboxes(MailReader(connection), inbox or [])
+        machine_mail = MailReader(connection).machine_mail(chosen)
     console = result_console(json=json)
     if dry_run:
         estimate = _plan(settings, chosen, limit, console)[1]
@@ -106,7 +107,6 @@ def gen_questions(
     seconds = round(time.perf_counter() - started, 2)
     console.print(_table(scenarios))
     console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
-    machine_mail = count_machine_mail(db, chosen)
     if machine_mail and not settings.data.include_machine_mail:
         kinds_left = ", ".join(f"{number:,} {kind}" for kind, number in sorted(machine_mail.items()))
         say(f"{counted(sum(machine_mail.values()), 'email')} that programs sent left out ({kinds_left}).", console)

@@ -16,11 +16,12 @@ Row = tuple[int, str, str | None, str]
 """An email's id, Message-ID, subject, and the Message-IDs it refers to, separated by spaces."""
 
 _PREFIXES = re.compile(r"(?:\s*(?:re|aw|sv|antw|fw|fwd|wg|tr)\s*(?:\[\d+\]|\(\d+\))?\s*:)+\s*", re.IGNORECASE)
+_PREFIX_CHARS = 12  # in which a reply's first prefix ends
 
 
 def threads_of(rows: Callable[[], Iterable[Row]]) -> Iterator[tuple[int, int]]:
-    """Yield (id of an email, number of its thread) for the emails of threads of two or more. ``rows`` is called three
-    times. Memory: two texts for each email that has references or a subject with replies."""
+    """Yield (id of an email, number of its thread) for the emails of threads of two or more. ``rows`` is called
+    twice. Memory: two texts for each email that has references or a subject with replies."""
     parents: dict[str, str] = {}  # of Message-IDs, and of topics after a NUL
     replied: set[str] = set()  # the topics of replies without references
 
@@ -37,17 +38,16 @@ def threads_of(rows: Callable[[], Iterable[Row]]) -> Iterator[tuple[int, int]]:
         if references:
             for reference in references.split(" "):
                 join(message_id, reference)
-        elif subject and (prefixes := _PREFIXES.match(subject)):
-            replied.add(subject[prefixes.end() :].strip().lower())
+        elif subject and ":" in subject[:_PREFIX_CHARS] and _PREFIXES.match(subject):
+            replied.add(_topic(subject))
     replied.discard("")
-    for _, message_id, subject, references in rows() if replied else ():
-        if not references and subject:
-            prefixes = _PREFIXES.match(subject)
-            topic = subject[prefixes.end() if prefixes else 0 :].strip().lower()
-            if topic in replied:
-                join(message_id, f"\0{topic}")
-    own = ((email_id, message_id) for email_id, message_id, _, _ in (rows() if parents else ()))
-    members = [(email_id, root(message_id)) for email_id, message_id in own if message_id in parents]
+    found = []
+    for email_id, message_id, subject, references in rows() if parents or replied else ():
+        if subject and not references and (topic := _topic(subject)) in replied:
+            join(message_id, f"\0{topic}")
+        if message_id in parents:
+            found.append((email_id, message_id))
+    members = [(email_id, root(message_id)) for email_id, message_id in found]
     sizes = Counter(node for _, node in members)
     numbers = {
         node: int.from_bytes(blake2b(node.encode(), digest_size=8).digest(), "big") >> 1
@@ -55,3 +55,9 @@ def threads_of(rows: Callable[[], Iterable[Row]]) -> Iterator[tuple[int, int]]:
         if size > 1
     }
     yield from ((email_id, numbers[node]) for email_id, node in members if node in numbers)
+
+
+def _topic(subject: str) -> str:
+    if ":" in subject[:_PREFIX_CHARS] and (prefixes := _PREFIXES.match(subject)):
+        subject = subject[prefixes.end() :]
+    return subject.strip().lower()

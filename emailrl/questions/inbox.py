@@ -341,20 +341,17 @@ class MailReader:
             raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])
 
+    def machine_mail(self, inboxes: Iterable[str]) -> dict[str, int]:
+        """Return how many emails of these mailboxes programs sent, by kind."""
+        ids = set[int]().union(*map(self.ids, inboxes))
+        kinds = self.connection.execute(select(emails.c.id, emails.c.machine).where(emails.c.machine != ""))
+        return dict(Counter(kind for email_id, kind in kinds if email_id in ids))
+
     def ids(self, inbox: str) -> set[int]:
         is_dated = emails.c.date > ""
         sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
         got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
         return set(self.connection.scalars(sent.union(got)))
-
-
-def count_machine_mail(db: Path, inboxes: Sequence[str]) -> dict[str, int]:
-    """Return how many emails of these mailboxes programs sent, by kind; an email in several counts once."""
-    with opened(db) as connection:
-        reader = MailReader(connection)
-        ids = set[int]().union(*(reader.ids(inbox) for inbox in inboxes))
-        query = select(emails.c.id, emails.c.machine).where(emails.c.machine != "")
-        return dict(Counter(kind for email_id, kind in connection.execute(query) if email_id in ids))
 
 
 MAX_INBOXES = 40

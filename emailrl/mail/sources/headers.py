@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from email.errors import HeaderParseError
 from email.header import decode_header
 from email.utils import parsedate_tz
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from emailrl.mail.database import clean_text
@@ -37,8 +38,10 @@ _NAME = re.compile(r"[^,<]*<|>")
 _COMMENTED = re.compile(rf"({_ADDRESS})\s*\(([^()]*)\)")  # ``ann@x.org (Ann Lee)``, as before RFC 822
 _UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
 """Space, controls and marks that turn the direction of text, by which a name could pose as another."""
-_PLAIN_NAME = re.compile(r"(?:[\w.,&()/-]+(?: (?!\Z)|\Z)){1,9}", re.ASCII)
 _EXCHANGE = " </O="
+_MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
+_MAX_REFERENCES = 100
+_MAX_REMEMBERED = 1000  # characters of a header
 MAX_NAME_CHARS = 200  # maximum characters of a person's or file's name; longer ones are cut
 _LISTED = re.compile(
     r'(\s*+(?:"([^"]*)"|([^<,"]++(?:,[^<,"]++)?(?=\s*</)|[^<,"]*+))\s*+(?:<[^<>]*>)?(?:\s*@\s*\w++)?\s*+(?:,|\Z))'
@@ -95,7 +98,8 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
     names = {} if names is None else names
     if (plain := _plain_addresses(value)) is not None:
         if "<" in value:
-            note(names, plain, [item.partition("<")[0] if "<" in item else "" for item in value.split(",")])
+            written = [item.partition("<")[0] if "<" in item else "" for item in value.split(",")]
+            note(names, plain, written, plain=_is_plain(value))
         return plain
     if "(" in value and "<" not in value:
         for address, name in _COMMENTED.findall(value):
@@ -126,17 +130,20 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
     return [each.lower() for each in (*found, *words)]
 
 
-def note(names: dict[str, str], addresses: Iterable[str], written: Iterable[str]) -> None:
-    """Add display names to ``names`` as they are written, the first of each address; an address is none."""
+def note(names: dict[str, str], addresses: Iterable[str], written: Iterable[str], *, plain: bool = False) -> None:
+    """Add display names to ``names`` as they are written, the first of each address; an address is none. ``plain``:
+    all are printable ASCII without encoded words, quotes or repeated spaces."""
     for address, name in zip(addresses, written, strict=False):
-        if not name or "@" in name or address in names:
-            continue
-        if not _PLAIN_NAME.fullmatch(name):
-            name = shown_name(name)
+        if name and "@" not in name and address not in names:
+            name = name.strip() if plain else shown_name(name)
             if name[:1] == "'" == name[-1:]:
                 name = name[1:-1].strip()
-        if name and "@" not in name:
-            names[address] = name
+            if name and "@" not in name:
+                names[address] = name[:MAX_NAME_CHARS]
+
+
+def _is_plain(value: str) -> bool:
+    return value.isascii() and value.isprintable() and "=?" not in value and "  " not in value and '"' not in value
 
 
 def shown_name(text: str) -> str:
@@ -159,7 +166,7 @@ def note_listed(names: dict[str, str], addresses: list[str], listed: str) -> Non
         if sum(len(whole) for whole, _, _ in items) == len(listed):
             people = [quoted or plain for whole, quoted, plain in items if whole]
     if len(people) == len(addresses):
-        note(names, addresses, people)
+        note(names, addresses, people, plain=_is_plain(listed))
 
 
 def _plain_addresses(value: str) -> list[str] | None:
@@ -221,6 +228,28 @@ def _without_comments(value: str) -> str:
             comments.append((start, token.end()))
     begins, ends = [0, *(end for _, end in comments)], [*(start for start, _ in comments), len(value)]
     return "".join(value[begin:end] for begin, end in zip(begins, ends, strict=True))
+
+
+@lru_cache(4096)
+def _remembered(value: str, listed: str) -> tuple[list[str], dict[str, str]]:
+    names: dict[str, str] = {}
+    addresses = addresses_of(value, names)
+    if listed and not names:
+        note_listed(names, addresses, listed)
+    return addresses, names
+
+
+def people_in(value: str, listed: str = "") -> tuple[list[str], dict[str, str]]:
+    """Return the addresses of a header and the display names beside them, or else those in the header ``listed`` that
+    goes with it. The results may be shared, and are not to be changed: most headers are those of an earlier email."""
+    read = _remembered if len(value) + len(listed) <= _MAX_REMEMBERED else _remembered.__wrapped__
+    return read(value, listed)
+
+
+def message_ids(*values: str) -> list[str]:
+    """Return the Message-IDs in References and In-Reply-To: the first, which began the thread, and the last."""
+    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(" ".join(values))))]
+    return found[:1] + found[1:][-_MAX_REFERENCES:]
 
 
 # -- who sends --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator
 from email.message import Message
 from email.utils import unquote
-from functools import lru_cache
 from itertools import takewhile
 
 from emailrl.mail.database import clean_text
@@ -21,11 +20,11 @@ from emailrl.mail.sources.archive import BLOCK, is_tar_header
 from emailrl.mail.sources.headers import (
     MACHINE_FIELDS,
     MAX_ADDRESS_CHARS,
-    addresses_of,
     header_text,
     machine_of,
-    note_listed,
+    message_ids,
     parse_date,
+    people_in,
     shown_name,
 )
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
@@ -45,9 +44,6 @@ _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
     (*PEOPLE, *THREAD, *map(str.lower, _LISTED)),
 )
-_MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
-_MAX_REFERENCES = 100  # kept of a message: the first, which begins the thread, and the last
-_MAX_CACHED = 1000  # characters of a header that is remembered, since most are those of an earlier message
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -112,7 +108,11 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         names: dict[str, str] = {}
         bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
         date = parse_date(headers.get("date", ""))
-        references = _references(headers) if "in-reply-to" in headers or "references" in headers else []
+        references = (
+            message_ids(*(headers.get(name, "") for name in THREAD))
+            if "in-reply-to" in headers or "references" in headers
+            else []
+        )
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
@@ -133,37 +133,16 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     return email
 
 
-def _references(headers: dict[str, str]) -> list[str]:
-    found = _MESSAGE_ID.findall(" ".join(headers.get(name, "") for name in THREAD))
-    first, *later = [clean_text(each) for each in dict.fromkeys(found)] or [""]
-    return [*filter(None, (first, *later[-_MAX_REFERENCES:]))]
-
-
 def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
     """The addresses of a header; their names are added to ``names``."""
     if not (value := headers.get(field)):
         return []
-    beside = headers.get(listed, "")
-    if len(value) + len(beside) <= _MAX_CACHED:
-        addresses, found = _named(value, beside)
-    else:
-        if len(value) > MAX_ADDRESS_CHARS:
-            defects.append("long_header")
-        addresses, found = _named.__wrapped__(value[:MAX_ADDRESS_CHARS], beside[:MAX_ADDRESS_CHARS])
+    if len(value) > MAX_ADDRESS_CHARS:
+        defects.append("long_header")
+    addresses, found = people_in(value[:MAX_ADDRESS_CHARS], headers.get(listed, "")[:MAX_ADDRESS_CHARS])
     if found:
         names.update(found)
     return addresses[:]
-
-
-@lru_cache(4096)
-def _named(value: str, listed: str) -> tuple[list[str], dict[str, str]]:
-    """The addresses of a header and the display names beside them, or else in the header ``listed`` that goes with
-    it; neither may be changed."""
-    names: dict[str, str] = {}
-    addresses = addresses_of(value, names)
-    if listed and not names:
-        note_listed(names, addresses, listed)
-    return addresses, names
 
 
 def begins_mail(start: bytes) -> bool:
