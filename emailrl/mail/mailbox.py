@@ -163,7 +163,7 @@ class Mailbox:
             return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
         if self.names:
             keywords = [each for keyword in keywords for each in spellings(keyword)]
-        short = short_text(keywords * (2 if self.names else 1))
+        short = short_text(keywords)
         if self.order == "newest" and not any(people):
             rows = self._rows(_NEWEST, (short, match, *bounds, max_results))
         else:
@@ -434,10 +434,15 @@ def short_text(keywords: Sequence[str]) -> int:
 
 def has_few_matches(text: str, keywords: Sequence[str]) -> bool:
     """Whether the text has so few matches of the keywords that snippet() is fast."""
+    most = min(_MOST_MATCHES, _MOST_STEPS // len(text))
+    if text.isascii() and all(map(str.isascii, keywords)):  # then a match contains its keyword's longest word
+        words, lowered = map(_ASCII_WORD.findall, keywords), text.lower()
+        if sum(lowered.count(max(each, key=len).lower()) for each in words if each) <= most:
+            return True
     with _indexed([text]) as memory:
         memory.executemany("INSERT INTO keywords VALUES (?)", [(keyword,) for keyword in keywords])
         [matches] = memory.execute(_COUNT).fetchone()
-    return matches <= min(_MOST_MATCHES, _MOST_STEPS // len(text))
+    return matches <= most
 
 
 def excerpt(subject: str, body: str, keywords: Sequence[str]) -> str:

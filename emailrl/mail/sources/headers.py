@@ -38,6 +38,7 @@ _NAME = re.compile(r"[^,<]*<|>")
 _COMMENTED = re.compile(rf"({_ADDRESS})\s*\(([^()]*)\)")  # ``ann@x.org (Ann Lee)``, as before RFC 822
 _UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
 """Space, controls and marks that turn the direction of text, by which a name could pose as another."""
+_MOST_LISTED = 30  # people: by default an email of that release to more is skipped
 _EXCHANGE = " </O="
 _MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
 _MAX_REFERENCES = 100
@@ -156,6 +157,8 @@ def shown_name(text: str) -> str:
 def note_listed(names: dict[str, str], addresses: list[str], listed: str) -> None:
     """Add the names in an X-From, X-To or X-cc header of CMU's Enron release to ``names``, if it lists as many people
     as there are addresses: both are in the same order."""
+    if len(addresses) > _MOST_LISTED:
+        return
     people: list[str] = []
     if listed.count(_EXCHANGE) == len(addresses):
         people = [item.partition(" <")[0] for item in listed.split(">, ")]
