@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -159,6 +159,11 @@ def names_of(lines: str) -> dict[str, str]:
     """Return the display names by address of the column ``emails.names``."""
     parts = (line.partition("\t") for line in lines.split("\n"))
     return {address: name for address, _, name in parts if name}
+
+
+def named(names: Mapping[str, str], address: str) -> str:
+    """Return an address with its name, if it has one: ``Ann Lee <ann@x.org>``."""
+    return f"{name} <{address}>" if (name := names.get(address)) else address
 
 
 def clean_text(text: str) -> str:

@@ -29,6 +29,7 @@ from emailrl.mail.database import (
     connect,
     driver,
     is_cancelled,
+    named,
     names_of,
     no_database,
     party_word,
@@ -76,7 +77,7 @@ class Email:
 
     def named(self, address: str) -> str:
         """Return an address with its name, if it has one: ``Ann Lee <ann@x.org>``."""
-        return f"{name} <{address}>" if (name := self.names.get(address)) else address
+        return named(self.names, address)
 
 
 class _Reader:
@@ -214,13 +215,13 @@ class Mailbox:
         rows = self._rows(_READ, (message_id,))
         if not rows:
             return None
-        key, sent, subject, sender, body, file_name, named, files, machine, thread = rows[0]
+        key, sent, subject, sender, body, file_name, lines, files, machine, thread = rows[0]
         people = self._rows(_RECIPIENTS, (key,))
         is_late = self.until is not None and (sent is None or sent >= self.until)
         if is_late or self.inbox not in (sender, *(address for address, _ in people)):
             return None
         to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
-        names = names_of(named)
+        names = names_of(lines)
         more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
         return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
 

@@ -55,8 +55,7 @@ _QUOTE_BEGINS = re.compile(
     )""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
-_PERSON = re.compile(r"[^\W\d_]+(?:['’.-]{0,2}[ -]?[^\W\d_]+){1,5}\.?")
-"""A name of two or more words: Jürgen Müller, Sam O'Brien, J. R. Lee-Smith."""
+_PERSON = re.compile(r"[^\W\d_]+(?:['’.-]{0,2}[ -]?[^\W\d_]+){1,5}\.?")  # Jürgen Müller, J. R. O'Brien-Lee
 MAX_TOPIC_CHARS = 70
 
 
@@ -130,10 +129,6 @@ class Mail:
     def addresses(self) -> set[str]:
         return {self.sender, *self.to, *self.cc, *self.bcc}
 
-    def named(self, address: str) -> str:
-        """Return an address with the name that the email gives it."""
-        return f"{name} <{address}>" if (name := self.names.get(address)) else address
-
     @cached_property
     def topic(self) -> Topic:
         return topic_of(self.subject)
@@ -166,12 +161,10 @@ class Inbox:
 
     def called(self, address: str) -> str:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
-        if written := self._written.get(address):
-            return written
         name = name_of(address)
         if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
-            return address
-        return name
+            return self._written.get(address, address)
+        return self._written.get(address, name)
 
     def is_me(self, address: str) -> bool:
         """Whether an address is, or by its last name may be, the owner's own."""
@@ -247,9 +240,9 @@ class Inbox:
             for address, name in mail.names.items():
                 last, comma, first = name.partition(", ")
                 counts[address][f"{first} {last}" if comma else name] += 1
-        found = {address: max(sorted(names), key=names.__getitem__) for address, names in counts.items()}
-        carriers = Counter(found.values())
-        return {a: name for a, name in found.items() if carriers[name] == 1 and _PERSON.fullmatch(name)}
+        most = {address: max(sorted(names), key=names.__getitem__) for address, names in counts.items()}
+        carriers = Counter(most.values())
+        return {a: name for a, name in most.items() if carriers[name] == 1 and _PERSON.fullmatch(name)}
 
     @cached_property
     def _by_name(self) -> dict[str, set[str]]:
@@ -327,16 +320,15 @@ class MailReader:
             for email_id, message_id, subject, sender, sent, body, machine, named in self.connection.execute(
                 mails.where(emails.c.id.in_(part))
             ):
-                fields: dict[str, list[str]] = {kind: [] for kind in _FIELDS}
-                seen: set[str] = set()
+                fields, seen = {kind: list[str]() for kind in _FIELDS}, set[str]()
                 # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
                 for address, kind in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
                     if address not in seen:
                         seen.add(address)
                         fields[kind].append(address)
-                texts = (message_id, subject or "", sender or "", sent, body or "")
-                self._mails[email_id] = mail = Mail(*texts, fields["to"], fields["cc"], fields["bcc"])
-                mail.machine, mail.names = machine, names_of(named) if self.names else {}
+                (to, cc, bcc), names = fields.values(), names_of(named) if self.names else {}
+                head = (message_id, subject or "", sender or "", sent, body or "")
+                self._mails[email_id] = Mail(*head, to, cc, bcc, machine, names)
         if lost := [email_id for email_id in ids if email_id not in self._mails]:
             raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])

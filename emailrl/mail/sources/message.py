@@ -94,8 +94,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
-        files: list[str] = []
-        kind = ""
+        files, kind = list[str](), ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -128,9 +127,8 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("no_sender")
     subject, body_text = clean_text(headers.get("subject", "")), clean_text(text)
     from_address, kinds = sender[0] if sender else "", tuple(sorted(set(defects)))
-    email = RawEmail(clean_text(message_id), subject, from_address, to, cc, bcc, date, body_text, file_name, kinds)
-    email.names, email.attachments, email.references, email.machine = names, files, references, machine
-    return email
+    ids = clean_text(message_id), subject, from_address
+    return RawEmail(*ids, to, cc, bcc, date, body_text, file_name, kinds, True, names, files, references, machine)
 
 
 def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
@@ -140,8 +138,7 @@ def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, s
     if len(value) > MAX_ADDRESS_CHARS:
         defects.append("long_header")
     addresses, found = people_in(value[:MAX_ADDRESS_CHARS], headers.get(listed, "")[:MAX_ADDRESS_CHARS])
-    if found:
-        names.update(found)
+    names.update(found)
     return addresses[:]
 
 

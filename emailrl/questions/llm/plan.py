@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import is_this_machine
-from emailrl.mail.database import opened
+from emailrl.mail.database import named, opened
 from emailrl.questions.inbox import Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings
@@ -70,9 +70,9 @@ class Batch:
             {
                 "message_id": mail.message_id,
                 "date": f"{mail.day:%a} {mail.sent_at[:16]} UTC",
-                "from": mail.named(mail.sender),
-                "to": [*map(mail.named, mail.to)],
-                **({"cc": [*map(mail.named, mail.cc)]} if mail.cc else {}),
+                "from": named(mail.names, mail.sender),
+                "to": [named(mail.names, each) for each in mail.to],
+                **({"cc": [named(mail.names, each) for each in mail.cc]} if mail.cc else {}),
                 "subject": mail.subject,
                 "body": mail.body,
             }
