@@ -112,7 +112,7 @@ class EmailAgent:
         scenario = Scenario("question", question, "", [], inbox.lower(), date)
         sampling = SamplingParams.of(agent, agent.eval_temperature)
         order, without_keywords = agent.search_order, agent.search_without_keywords
-        with open_mailbox(db, inbox, query_date, order=order, without_keywords=without_keywords) as mailbox:
+        with open_mailbox(db, inbox, query_date, order, without_keywords, agent.show_names) as mailbox:
             if not mailbox.known:
                 with opened(db) as connection:
                     raise unknown_inbox(MailReader(connection), inbox)

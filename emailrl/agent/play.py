@@ -347,7 +347,7 @@ class Stage:
 
         order, without_keywords = self.agent.search_order, self.agent.search_without_keywords
         inbox, until = scenario.inbox_address, scenario.query_date
-        mailbox = open_mailbox(self.db, inbox, until=until, order=order, without_keywords=without_keywords)
+        mailbox = open_mailbox(self.db, inbox, until, order, without_keywords, self.agent.show_names)
         return self.make_environment(scenario, opened.enter_context(mailbox))
 
 

@@ -16,7 +16,16 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.agent.tools import EMAIL_NOT_FOUND, MAX_RESULTS, TOOLS, call_tool, check_arguments, to_json, tool_schemas
+from emailrl.agent.tools import (
+    EMAIL_NOT_FOUND,
+    MAX_READ_ADDRESSES,
+    MAX_RESULTS,
+    TOOLS,
+    call_tool,
+    check_arguments,
+    to_json,
+    tool_schemas,
+)
 from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.base.plain import cut
@@ -105,12 +114,14 @@ class MailEnvironment:
         report: Callable[[StepResult], None] = lambda result: None,
         short_ids: bool = False,
         counts: bool = False,
+        names: bool = False,
         mailbox_in_question: bool = False,
         earlier: Sequence[Message] = (),
     ) -> None:
         self.scenario, self.mailbox, self.max_turns, self.earlier = scenario, mailbox, max_turns, earlier
         self.question_template, self.report = question_template, report
         self.short_ids, self.counts, self.mailbox_in_question = short_ids, counts, mailbox_in_question
+        self.names = names
         self._shown: dict[str, str] = {}  # message ids by the short ones of this conversation
         self.rubric = Rubric()
         self.final_answer: str | None = None
@@ -175,15 +186,31 @@ class MailEnvironment:
         if name == "read_email" and isinstance(asked := arguments.get("message_id"), str):
             arguments = arguments | {"message_id": self.message_id(asked)}
         value = shown = call_tool(self.mailbox, name, arguments)
-        if self.short_ids and isinstance(value, list):
-            shown = [self._shortened(hit) for hit in value]
-        elif self.short_ids and name == "read_email" and value is not EMAIL_NOT_FOUND:
-            shown = self._shortened(value)
+        changes = [self._with_names] * self.names + [self._shortened] * self.short_ids
+        if name != "return_final_answer" and value is not EMAIL_NOT_FOUND:
+            for change in changes:
+                shown = [change(each) for each in shown] if isinstance(shown, list) else change(shown)
         if self.counts and name == "search_emails":
             others = {key: given for key, given in arguments.items() if key != "max_results"}
             is_all = len(value) < arguments.get("max_results", MAX_RESULTS)
             shown = {"matches": len(value) if is_all else self.mailbox.count(**others), "emails": shown}
         return value, shown
+
+    def _with_names(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """A hit or an email as it is shown, with names, place in the thread, attachments and kind of sender."""
+        if (email := self.mailbox.read(shown["message_id"])) is None:
+            return shown
+        place, more = self.mailbox.place_in_thread(email), dict[str, Any]()
+        is_hit = "snippet" in shown
+        if is_hit:
+            more |= {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
+        more |= {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
+        if not is_hit:
+            more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
+        last = ("snippet", "body", "file_name")
+        first = {field: _named(email, field, value) for field, value in shown.items() if field not in last}
+        more = {field: value for field, value in more.items() if value}
+        return first | more | {field: shown[field] for field in last if field in shown}
 
     def _shortened(self, email: dict[str, Any]) -> dict[str, Any]:
         """An email under its short id, a new one if it was not shown yet."""
@@ -204,6 +231,13 @@ class MailEnvironment:
         self.rubric.returned_i_dont_know = is_i_dont_know(answer)
         self.rubric.attempted_answer = not self.rubric.returned_i_dont_know
         self.rubric.sources_correct = self.rubric.attempted_answer and cites_sources(self.scenario, sources)
+
+
+def _named(email: Email, field: str, value: Any) -> Any:
+    """A field of an email as it is shown, its addresses with names."""
+    if "_address" not in field:
+        return value
+    return [*map(email.named, value)] if isinstance(value, list) else email.named(value)
 
 
 def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
@@ -318,6 +352,7 @@ def mail_agent(
         report=report,
         short_ids=agent.short_message_ids,
         counts=agent.count_matches,
+        names=agent.show_names,
         mailbox_in_question=agent.mailbox_in_question,
         earlier=earlier,
     )

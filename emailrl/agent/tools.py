@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,8 @@ def read_email(mailbox: Mailbox, message_id: str) -> dict[str, Any]:
     found = mailbox.read(message_id)
     if found is None:
         return EMAIL_NOT_FOUND
-    email = asdict(found)  # what is cut says so at its end
+    email = {each.name: getattr(found, each.name) for each in fields(found) if each.compare}
+    # What is cut says so at its end.
     if (length := len(email["body"])) > MAX_READ_CHARS:
         email["body"] = f"{email['body'][:MAX_READ_CHARS]} … (cut: {MAX_READ_CHARS:,} of {length:,} characters)"
     for field in ("to_addresses", "cc_addresses", "bcc_addresses"):

@@ -272,7 +272,7 @@ def render_answer(answer: Answer) -> RenderableType:
             gone = f"Source {cut(one_line(message_id), LONGEST_ID)}: not in this mailbox."
             parts += [Text(), Text(gone, style="yellow")]
             continue
-        sender = f"{one_line(email.from_address)}, {(email.date or 'no date')[:10]}"
+        sender = f"{one_line(email.named(email.from_address))}, {(email.date or 'no date')[:10]}"
         subject = f"Source: {one_line(email.subject) or '(no subject)'}"
         parts += [Text(), Text(subject, style="bold cyan"), Text(sender, style="cyan")]
         lines = [one_line(line) for line in email.body.split("\n") if line.strip()]

@@ -193,6 +193,8 @@ def _print_summary(report: BuildReport, console: Console) -> None:
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
     )
+    if report.attachments:
+        console.print(f"{counted(report.attachments, 'attached file')}: names stored, contents dropped")
     for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""

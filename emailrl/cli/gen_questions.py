@@ -36,7 +36,7 @@ from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.cli.inputs import suggest_benchmark
 from emailrl.cli.options import Json, Overrides, Overwrite, Trust, inboxes, path_option, setting_options, several
-from emailrl.cli.output import confirm, print_json, progress_console, result_console, warn
+from emailrl.cli.output import confirm, print_json, progress_console, result_console, say, warn
 from emailrl.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ ASK_ABOVE = 1.0  # dollars above which a run needs confirmation, as it does if t
 
 
 @setting_options(
-    "db seed allow_shared_inbox generator_model generator_base_url max_cost",
+    "db seed allow_shared_inbox include_machine_mail generator_model generator_base_url max_cost",
     max_cost="llm: maximum cost in US dollars.",
 )
 def gen_questions(
@@ -89,6 +89,7 @@ def gen_questions(
     check_out(target, may_exist=overwrite or dry_run)
     with opened(db) as connection:
         chosen = choose_inboxes(MailReader(connection), inbox or [])
+        machine_mail = MailReader(connection).machine_mail(chosen)
     console = result_console(json=json)
     if dry_run:
         estimate = _plan(settings, chosen, limit, console)[1]
@@ -106,6 +107,9 @@ def gen_questions(
     seconds = round(time.perf_counter() - started, 2)
     console.print(_table(scenarios))
     console.print(f"{counted(len(scenarios), 'question')} in {seconds} s: {target}", soft_wrap=True)
+    if machine_mail and not settings.data.include_machine_mail:
+        kinds_left = ", ".join(f"{number:,} {kind}" for kind, number in sorted(machine_mail.items()))
+        say(f"{counted(sum(machine_mail.values()), 'email')} that programs sent left out ({kinds_left}).", console)
     is_limited = limit is not None and (generator == "llm" or len(scenarios) == limit)
     notes = split_notes(scenarios, len(chosen), is_limited=is_limited, allow_shared=shares)
     warn(*(f"Note: {note}" for note in notes))
@@ -115,6 +119,7 @@ def gen_questions(
         fields = {"inboxes": "inbox_address", "splits": "split", "kinds": "kind"}
         counts = {name: Counter(getattr(each, field) for each in scenarios) for name, field in fields.items()}
         numbers = {"questions": len(scenarios)} | counts | {"inboxes": len(counts["inboxes"])}
+        more |= {"machine_mail": machine_mail}
         print_json({"out": target, "db": db, **numbers, "generator": generator, "seconds": seconds, **more})
 
 
@@ -146,6 +151,8 @@ def _by_template(settings: Settings, kinds: str, inboxes: list[str], limit: int 
             allow_shared=bool(settings.data.allow_shared_inbox),
             max_source_mails=settings.data.max_source_mails,
             kinds=HARD_KINDS if kinds == "hard" else KINDS,
+            names=settings.agent.show_names,
+            machine_mail=settings.data.include_machine_mail,
             progress=lambda _, total: tally.advance("mailboxes", total),
         )
 
@@ -158,7 +165,8 @@ def _plan(
 
     generation, shared = settings.generation, bool(settings.data.allow_shared_inbox)
     seed, db = settings.training.seed, settings.store.db
-    plan = plan_questions(db, generation, inboxes=inboxes, limit=limit, seed=seed, allow_shared=shared)
+    how = {"names": settings.agent.show_names, "machine_mail": settings.data.include_machine_mail}
+    plan = plan_questions(db, generation, inboxes=inboxes, limit=limit, seed=seed, allow_shared=shared, **how)
     server = without_credentials(generation.generator_base_url)
     cost = _dollars(plan.cost, "unknown (set GENERATOR_INPUT_PRICE and GENERATOR_OUTPUT_PRICE)")
     console.print(

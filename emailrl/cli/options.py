@@ -143,6 +143,18 @@ def addresses_in(db: Path, prefix: str = "", most: int | None = None) -> list[st
     return []
 
 
+def names_in(db: Path) -> set[str]:
+    """The display names in a database; none if it is not at hand."""
+    from sqlalchemy import select
+
+    from emailrl.mail.database import emails, names_of, opened
+
+    with suppress(EmailRLError), opened(db) as connection:
+        named = connection.scalars(select(emails.c.names).where(emails.c.names != ""))
+        return {name for lines in named for name in names_of(lines).values()}
+    return set()
+
+
 BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("auto", "latest", "best")}
 """Completers of settings without a fixed list of choices, by name."""
 

@@ -23,7 +23,7 @@ from emailrl.base.disk import check_out, check_own, write_out
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.cli.inputs import check_searchable
-from emailrl.cli.options import Json, Overwrite, addresses_in, path_option
+from emailrl.cli.options import Json, Overwrite, addresses_in, names_in, path_option
 from emailrl.cli.output import print_json, result_console, say
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def write_page(
     from emailrl.page.redact import redacted
 
     check_out(target, may_exist=overwrite, option="--html")
-    place = place_of(path, index)
+    place, db = place_of(path, index), settings.store.db
     if path in place.root.parents:
         say(f"Newest in {path}: {place.root}")
     data = gather(place, model_name=settings.model.name)
-    content = page(redacted(data, addresses_in(settings.store.db)) if redact else data).encode("utf-8", "replace")
+    content = page(redacted(data, addresses_in(db), names_in(db)) if redact else data).encode("utf-8", "replace")
     write_out(target, content)
     left_out = data.run["left_out"]
     what = "redacted" if redact else "with email text"
@@ -86,7 +86,7 @@ def write_page(
     count = counted(len(data.rows), "trajectory")
     say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}", result_console(json=json))
     if redact:
-        known = f"{db} and" if (db := settings.store.db).is_file() else f"(without a database: there is no {db})"
+        known = f"{db} and" if db.is_file() else f"(without a database: there is no {db})"
         say(f"Note: names and addresses of {known} the page are replaced; the page says what that does not cover.")
     for each in left_out:
         say(f"Left out: {each}")

@@ -26,9 +26,20 @@ from emailrl.base.disk import Lock, check_beside, check_place, sync
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import database
-from emailrl.mail.database import INDEXES, TABLES, TRIGGERS, connect, connect_for_loading, driver, parties_text, reading
+from emailrl.mail.database import (
+    INDEXES,
+    TABLES,
+    TRIGGERS,
+    connect,
+    connect_for_loading,
+    driver,
+    parties_text,
+    party_word,
+    reading,
+)
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
+from emailrl.mail.threads import threads_of
 from emailrl.settings import StoreSettings
 
 Progress = Callable[[str, int, int | None], None]
@@ -54,6 +65,7 @@ class BuildReport:
     seconds: float
     db: Path
     defects: dict[str, int]  # messages stored despite defects, by kind
+    attachments: int = 0  # attached files of the stored messages, of which only the names are kept
 
 
 def build_database(
@@ -116,7 +128,8 @@ def build_database(
             more = keeping + (formats if "not_mail" in sieve.skipped else "")
             raise UsageError(f"There is no mail to store ({counts}).", f"No database was written.{more}")
     seconds = round(time.monotonic() - started, 3)
-    return BuildReport(loader.mails, loader.recipients, sieve.skipped, seconds, db, sieve.defects)
+    stored, people, files = loader.mails, loader.recipients, loader.attachments
+    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files)
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------
@@ -209,35 +222,60 @@ _STAGING = """
     PRAGMA staging.journal_mode = OFF;
     PRAGMA staging.synchronous = OFF;
     CREATE TABLE staging.mail(
-        n INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name, people, parties);
+        n INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name, people,
+        names, attachments, machine, refs, extra, parties);
     BEGIN"""
-_STAGE = "INSERT INTO staging.mail VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
+_STAGE = f"INSERT INTO staging.mail VALUES (NULL{', ?' * 13})"
 _STAGED_BEFORE = """
     SELECT message_id, subject, from_address, date, body, file_name, coalesce((
         SELECT group_concat(recipient_type || ' ' || recipient_address, char(10))
-        FROM (SELECT * FROM recipients WHERE email_id = emails.id ORDER BY rowid)), ''), parties
+        FROM (SELECT * FROM recipients WHERE email_id = emails.id ORDER BY rowid)), ''),
+        names, attachments, machine, refs, extra, parties
     FROM emails WHERE id <= ? OR id >= ?"""
 """The emails of a database as they are staged, without those between two ids."""
-_INDEX = "INSERT INTO emails_fts(rowid, subject, body, parties) SELECT id, subject, body, parties FROM emails "
-_UNINDEX = (
-    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
-    "SELECT 'delete', id, subject, body, parties FROM emails "
+_INDEX = (
+    "INSERT INTO emails_fts(rowid, subject, body, parties, extra) SELECT id, subject, body, parties, extra FROM emails "
 )
+_UNINDEX = (
+    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties, extra) "
+    "SELECT 'delete', id, subject, body, parties, extra FROM emails "
+)
+_THREADED = "SELECT id, message_id, subject, refs FROM emails"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
+
+
+class _PartyWords(dict[str, str]):
+    """The party word of every address; a new address gets the next number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0
+
+    def __missing__(self, address: str) -> str:
+        self._last += 1
+        self[address] = word = party_word(self._last)
+        return word
+
+    def know(self, numbered: Iterable[tuple[str, int]]) -> None:
+        for address, number in numbered:
+            self[address] = party_word(number)
+            self._last = max(self._last, number)
+
+    def numbers(self) -> Iterator[tuple[str, int]]:
+        return ((address, int(word[1:])) for address, word in self.items())
 
 
 class _Loader:
     """Stages emails, then writes them, and all of the database ``old``, into the empty file ``path``."""
 
     def __init__(self, path: Path, old: Path | None) -> None:
-        self.mails = self.recipients = 0
+        self.mails = self.recipients = self.attachments = 0
         self._fingerprint = 0  # the sum of the digests of the old and the added emails, whatever their order
-        self._numbers: dict[str, int] = {}  # of every address, old and new
+        self._words = _PartyWords()  # of every address, old and new
         self._old = connect(old, mapped=False) if old else None
         if self._old:
             self._fingerprint = int(database.noted(self._old, "fingerprint") or "0", 16)
-            self._numbers = dict(driver(self._old).execute("SELECT address, id FROM addresses"))
-        self._last_number = max(self._numbers.values(), default=0)
+            self._words.know(driver(self._old).execute("SELECT address, id FROM addresses"))
         self._connection = connect_for_loading(path)
         self._sql = driver(self._connection)
         staging = path.with_name(f"{path.name}-staging")
@@ -261,8 +299,10 @@ class _Loader:
         people = mail.people.split("\n") if mail.people else []
         parties = [mail.from_address] if mail.from_address else []
         parties += [line.partition(" ")[2] for line in people]
-        self._unstaged.append((*mail[:7], parties_text(map(self._number, parties))))
+        self._unstaged.append((*mail[:12], parties_text(map(self._words.__getitem__, parties))))
         self.mails += 1
+        if mail.attachments:
+            self.attachments += 1 + mail.attachments.count("\n")
         self.recipients += len(people)
         self._fingerprint += int.from_bytes(mail.digest, "big")
         if len(self._unstaged) >= _FLUSH_MAILS:
@@ -300,8 +340,11 @@ class _Loader:
             for statement in TABLES:
                 self._connection.execute(statement)
         self._load(ends, progress)
-        numbers = (item for item in self._numbers.items() if item[1] > known)
+        numbers = (item for item in self._words.numbers() if item[1] > known)
         sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
+        sql.execute("DELETE FROM threads")
+        members = threads_of(lambda: sql.execute(_THREADED))
+        sql.executemany("INSERT INTO threads VALUES (?, ?)", members)
         if staying:
             # Every segment of the index slows down searches a little. Merging those of similar size in pairs keeps them
             # few without rewriting the whole index; FTS5 counts two changes if there was something to merge.
@@ -324,11 +367,6 @@ class _Loader:
         }
         sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
         sql.execute("COMMIT")
-
-    def _number(self, address: str) -> int:
-        number = self._numbers.setdefault(address, self._last_number + 1)
-        self._last_number = max(self._last_number, number)
-        return number
 
     def _flush(self) -> None:
         self._sql.executemany(_STAGE, self._unstaged)
@@ -358,8 +396,8 @@ class _Loader:
         before, behind = low - dated, high - dated
         ranked = f"r.rowid + iif(r.rowid <= {dated}, {before}, {behind})"
         source = "staging.ranked r CROSS JOIN staging.mail m ON m.n = r.n"
-        columns = "message_id, subject, from_address, date, body, file_name, parties"
-        sql.execute(f"INSERT INTO emails SELECT {ranked}, {columns} FROM {source} ORDER BY r.rowid")
+        columns = "message_id, subject, from_address, date, body, file_name, parties, names, attachments, machine, refs"
+        sql.execute(f"INSERT INTO emails SELECT {ranked}, {columns}, extra FROM {source} ORDER BY r.rowid")
         people = sql.execute(f"SELECT {ranked}, people FROM {source} WHERE people <> '' ORDER BY r.rowid")
         lines = ((number, *line.partition(" ")) for number, all_lines in people for line in all_lines.split("\n"))
         rows = ((number, address, kind) for number, kind, _, address in lines)

@@ -9,6 +9,10 @@ newest email, so that newest first is a forward scan of row ids; a write that br
 ``emails.parties``, also indexed, has one word per sender and recipient: a private-use character, which FTS5's tokenizer
 keeps (category Co), and the address's number. A search includes the inbox's word in its MATCH, so that the index itself
 intersects keywords with the inbox. No word of an email can be equal, since ``clean_text`` removes the character.
+
+``emails.extra`` is indexed, too: what a search may find besides subject and body, namely the names of people and
+attachments and other spellings of words (``spelling``), each word after the same character, so that queries as ART-E
+writes them do not find these. ``threads`` has the emails of threads of two or more.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -49,7 +53,10 @@ emails = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("message_id", sa.Text, nullable=False),
     *(sa.Column(name, sa.Text) for name in ("subject", "from_address", "date", "body", "file_name")),
-    sa.Column("parties", sa.Text, nullable=False, server_default=""),
+    *(
+        sa.Column(name, sa.Text, nullable=False, server_default="")
+        for name in ("parties", "names", "attachments", "machine", "refs", "extra")
+    ),
     sa.Index("idx_emails_message_id", "message_id", unique=True),
     sa.Index("idx_emails_from", "from_address"),
     sa.Index("idx_emails_date", "date"),
@@ -73,6 +80,14 @@ addresses = sa.Table(
     sa.Index("idx_addresses_address", "address", unique=True),
 )
 
+threads = sa.Table(
+    "threads",
+    metadata,
+    sa.Column("email_id", sa.Integer, sa.ForeignKey("emails.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("thread_id", sa.Integer, nullable=False),
+    sa.Index("idx_threads_thread", "thread_id"),
+)
+
 meta = sa.Table(
     "meta", metadata, sa.Column("key", sa.Text, primary_key=True), sa.Column("value", sa.Text, nullable=False)
 )
@@ -81,18 +96,22 @@ sqlite_master = sa.table("sqlite_master", sa.column("type"), sa.column("name")) 
 
 TABLES: list[sa.Executable] = [
     *map(CreateTable, metadata.sorted_tables),
-    sa.text("CREATE VIRTUAL TABLE emails_fts USING fts5(subject, body, parties, content='emails', content_rowid='id')"),
+    sa.text(
+        "CREATE VIRTUAL TABLE emails_fts USING "
+        "fts5(subject, body, parties, extra, content='emails', content_rowid='id')"
+    ),
 ]
 INDEXES = [
     CreateIndex(each) for table in metadata.sorted_tables for each in sorted(table.indexes, key=lambda i: str(i.name))
 ]
 """Created after a bulk load, which is faster."""
 _INDEX_NEW = (
-    "INSERT INTO emails_fts(rowid, subject, body, parties) VALUES (new.id, new.subject, new.body, new.parties);"
+    "INSERT INTO emails_fts(rowid, subject, body, parties, extra) "
+    "VALUES (new.id, new.subject, new.body, new.parties, new.extra);"
 )
 _UNINDEX_OLD = (
-    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties) "
-    "VALUES ('delete', old.id, old.subject, old.body, old.parties);"
+    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties, extra) "
+    "VALUES ('delete', old.id, old.subject, old.body, old.parties, old.extra);"
 )
 
 
@@ -115,7 +134,7 @@ _KEEP_ORDER = """
 TRIGGERS = {
     "emails_ai AFTER INSERT ON emails": _INDEX_NEW + _renew_parties("new.id", "new.from_address") + _KEEP_ORDER,
     "emails_ad AFTER DELETE ON emails": _UNINDEX_OLD,
-    "emails_au AFTER UPDATE OF id, subject, body, parties ON emails": _UNINDEX_OLD + _INDEX_NEW,
+    "emails_au AFTER UPDATE OF id, subject, body, parties, extra ON emails": _UNINDEX_OLD + _INDEX_NEW,
     "emails_sender AFTER UPDATE OF from_address ON emails": _renew_parties("new.id", "new.from_address"),
     "emails_order AFTER UPDATE OF id, date ON emails": _KEEP_ORDER,
     "recipients_ai AFTER INSERT ON recipients": _renew_parties("new.email_id", "new.recipient_address"),
@@ -131,10 +150,21 @@ def party_word(address_id: int) -> str:
     return f"{PARTY}{address_id}"
 
 
-def parties_text(address_ids: Iterable[int]) -> str:
-    """Return the ``parties`` column of an email between these addresses, without repeats."""
-    words = dict.fromkeys(map(party_word, address_ids))
+def parties_text(party_words: Iterable[str]) -> str:
+    """Return the ``parties`` column of an email between the people with these words, without repeats."""
+    words = dict.fromkeys(party_words)
     return (FILLER if len(words) > SNIPPET_WORDS else "") + " ".join(words)
+
+
+def names_of(lines: str) -> dict[str, str]:
+    """Return the display names by address of the column ``emails.names``."""
+    parts = (line.partition("\t") for line in lines.split("\n"))
+    return {address: name for address, _, name in parts if name}
+
+
+def named(names: Mapping[str, str], address: str) -> str:
+    """Return an address with its name, if it has one: ``Ann Lee <ann@x.org>``."""
+    return f"{name} <{address}>" if (name := names.get(address)) else address
 
 
 def clean_text(text: str) -> str:
@@ -146,7 +176,7 @@ def clean_text(text: str) -> str:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
-SCHEMA_VERSION = 3  # incremented whenever older databases can no longer be read
+SCHEMA_VERSION = 4  # incremented whenever older databases can no longer be read
 HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
 """The hint if a database has changed since a run was started on it."""
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
@@ -161,6 +191,7 @@ _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
+_REBUILD_OLD = "Build it again: emailrl gen-db --source PATH --db {} --overwrite; --source names the mail."
 _NAMES = select(sqlite_master.c.name)
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 
@@ -179,11 +210,15 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
         connection = _engine(db.absolute(), "mode=ro", pragmas).connect()
         try:
             names = set(connection.scalars(_NAMES))
+            is_other = "meta" in names and noted(connection, "schema_version") != str(SCHEMA_VERSION)
+            if is_other and str(noted(connection, "written_by")).startswith(MARK):
+                problem = f"The database {db} was written by another version of emailrl."
+                raise UsageError(problem, _REBUILD_OLD.format(db))
             if missing := _TABLES - names:
                 what = f"has no table {max(missing)}" if names else "is empty"
                 raise UsageError(f"The database {db} {what}.", _REBUILD)
-            if noted(connection, "schema_version") != str(SCHEMA_VERSION):
-                raise UsageError(f"The database {db} was written by another version of emailrl.", _REBUILD)
+            if is_other:
+                raise UsageError(f"The database {db} was not written by emailrl.", _REBUILD)
         except BaseException:
             connection.close()
             raise

@@ -2,7 +2,8 @@
 
 A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (``database``).
 Dates become bounds on row ids, which count from the newest email, and the scan stops at the last hit requested. Results
-and snippets equal those of ART-E's query, except for the snippets of emails with thousands of matches: FTS5's snippet()
+and snippets equal those of ART-E's query where ``names`` is off, except for the snippets of emails with thousands of
+matches: FTS5's snippet()
 compares every match with every other and with every sentence (15 s for 200 kB of one repeated word), which cannot be
 interrupted, so such emails get an excerpt in linear time instead.
 """
@@ -15,14 +16,26 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
 
 from emailrl.base.errors import EmailRLError, ToolError
-from emailrl.mail.database import SNIPPET_WORDS, connect, driver, is_cancelled, no_database, party_word, reading
+from emailrl.mail.database import (
+    PARTY,
+    SNIPPET_WORDS,
+    connect,
+    driver,
+    is_cancelled,
+    named,
+    names_of,
+    no_database,
+    party_word,
+    reading,
+)
+from emailrl.mail.spelling import accented, marked, spellings
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
@@ -55,6 +68,16 @@ class Email:
     bcc_addresses: list[str]
     body: str
     file_name: str
+    from_name: str = field(default="", compare=False)  # as the sender writes it
+    names: dict[str, str] = field(default_factory=dict, compare=False)  # of sender and recipients, by address
+    attachments: list[str] = field(default_factory=list, compare=False)  # names of the files, which are not kept
+    thread_id: int | None = field(default=None, compare=False)  # the same for all emails of a thread of two or more
+    machine: str = field(default="", compare=False)
+    """The kind of program that sent it: newsletter, notification, auto-reply or calendar; empty for a person."""
+
+    def named(self, address: str) -> str:
+        """Return an address with its name, if it has one: ``Ann Lee <ann@x.org>``."""
+        return named(self.names, address)
 
 
 class _Reader:
@@ -87,8 +110,10 @@ class Mailbox:
         until: str | None = None,
         order: Order = "newest",
         without_keywords: bool = True,
+        names: bool = True,
     ) -> None:
-        """Open the mailbox of the address ``inbox`` (any case).
+        """Open the mailbox of the address ``inbox`` (any case). Keywords also match the names of people and attachments
+        and other spellings (Mueller, Müller) if ``names``, else subject and body alone, as in ART-E.
         ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``without_keywords``
         allows searches without keywords if an address or a date is given. Raises ``UsageError`` if ``db`` is not a mail
         database, ``ToolError`` for any other bad argument."""
@@ -98,7 +123,7 @@ class Mailbox:
         if address is None:
             raise ToolError("inbox must be an address.")
         self.db, self.inbox, self.until = Path(db), address, _check_day("until", until)
-        self.order, self.without_keywords = order, without_keywords
+        self.order, self.without_keywords, self.names = order, without_keywords, names
         try:
             stat = self.db.stat()
         except OSError:
@@ -122,7 +147,7 @@ class Mailbox:
         sent_before: str | None = None,
         max_results: int = MAX_RESULTS,
     ) -> list[SearchHit]:
-        """Return the newest (or most relevant, see ``order``) emails whose subject or body contains every keyword.
+        """Return the newest (or most relevant, see ``order``) emails whose text, or ``names``, contain every keyword.
         A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
         (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
@@ -137,6 +162,8 @@ class Mailbox:
         if text is None:
             rows = self._rows(_UNSEARCHED, (match, *people, *bounds, max_results))
             return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
+        if self.names:
+            keywords = [each for keyword in keywords for each in spellings(keyword)]
         short = short_text(keywords)
         if self.order == "newest" and not any(people):
             rows = self._rows(_NEWEST, (short, match, *bounds, max_results))
@@ -165,7 +192,7 @@ class Mailbox:
     ) -> tuple[str | None, str, tuple[str | None, ...], tuple[int, int]] | None:
         """A search's FTS5 expressions, of the keywords (None without any) and with the people; sender and recipient,
         each twice; the highest id and the one below the lowest. None if nothing can match."""
-        text = _text_match(keywords)
+        text = _text_match(keywords, names=self.names)
         sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
@@ -188,13 +215,27 @@ class Mailbox:
         rows = self._rows(_READ, (message_id,))
         if not rows:
             return None
-        key, sent, subject, sender, body, file_name = rows[0]
+        key, sent, subject, sender, body, file_name, lines, files, machine, thread = rows[0]
         people = self._rows(_RECIPIENTS, (key,))
         is_late = self.until is not None and (sent is None or sent >= self.until)
         if is_late or self.inbox not in (sender, *(address for address, _ in people)):
             return None
         to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
-        return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name)
+        names = names_of(lines)
+        more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
+        return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
+
+    def place_in_thread(self, email: Email) -> tuple[int, int] | None:
+        """Return the place of an email in its thread, from 1, and the number of the thread's emails in this mailbox;
+        None if it is alone or they are more than ``MOST_COUNTED``."""
+        if email.thread_id is None:
+            return None
+        bounds = self._last_id(self.until or _DATES_END), self._last_id(_UNDATED_END if self.until else "")
+        rows = self._rows(_THREAD, (email.thread_id, MOST_COUNTED + 1, *bounds, self.inbox, self.inbox))
+        ids = [message_id for (message_id,) in rows]
+        if not 1 < len(ids) <= MOST_COUNTED or email.message_id not in ids:
+            return None
+        return ids.index(email.message_id) + 1, len(ids)
 
     def close(self) -> None:
         """Release the database; further calls raise ``EmailRLError``."""
@@ -212,13 +253,19 @@ class Mailbox:
         return self._reader
 
     def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
-        """FTS5's snippet (None: not made yet, since the email is long), or an excerpt if it is too long or too slow."""
-        if snippet is not None and len(snippet) <= LONGEST_SNIPPET:
+        """FTS5's snippet of subject or body (None: not made yet, since the email is long), or an excerpt if it is too
+        long or too slow; a preview for an email that was found by names alone."""
+        is_other = self.names and snippet is not None and PARTY in snippet
+        if snippet is not None and len(snippet) <= LONGEST_SNIPPET and not is_other:
             return snippet
         [(subject, body)] = self._rows(_TEXT, (message_id,))
         with reading(self.db):
-            if snippet is None and has_few_matches(f"{subject}\n{body}", keywords):
-                [(snippet,)] = self._rows(_SNIPPET_OF, (match, message_id))
+            if is_other or (snippet is None and has_few_matches(f"{subject}\n{body}", keywords)):
+                if self.names:
+                    words = dict.fromkeys(each for keyword in keywords for each in accented(keyword))
+                    match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
+                found = self._rows(_SNIPPET_OF, (match, message_id))
+                snippet = found[0][0] if found else preview(subject, body)
             return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
@@ -251,8 +298,9 @@ def _check_text(name: str, value: str) -> None:
         raise ToolError(f"{name} contains invalid Unicode.") from None
 
 
-def _text_match(keywords: object) -> str | None:
-    """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords."""
+def _text_match(keywords: object, *, names: bool) -> str | None:
+    """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords. With
+    ``names``, a keyword may occur in any of its spellings, and in the column ``extra``, too."""
     if not isinstance(keywords, list | tuple):
         raise ToolError("keywords must be a list of strings.")
     if not keywords:
@@ -265,7 +313,14 @@ def _text_match(keywords: object) -> str | None:
         if len(keyword) > MAX_KEYWORD_CHARS:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         _check_text("keywords", keyword)
-    return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
+    if not names or not any(map(marked, keywords)):
+        return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
+    found = []
+    for keyword in filter(marked, keywords):  # one without a word is left out, as an implicit AND does
+        ways = spellings(keyword)
+        texts, extra = (" OR ".join(map(quoted, each)) for each in (ways, map(marked, ways)))
+        found.append(f"({{subject body}} : ({texts}) OR extra : ({extra}))")
+    return f"({' AND '.join(found)})"
 
 
 def _check_address(name: str, value: object) -> str | None:
@@ -294,7 +349,7 @@ def _check_day(name: str, value: object) -> str | None:
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; undated emails count as the empty string, below both."""
 _SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
-_SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) <= ? THEN {_SNIPPET} END"
+_SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) + length(e.extra) <= ? THEN {_SNIPPET} END"
 _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
@@ -321,12 +376,20 @@ _SUBJECT_WEIGHT = 5.0  # of a keyword relative to the body: a subject summarizes
 _SEARCHES: dict[Order, str] = {
     "newest": _SEARCH.format(score=0, first="emails_fts.rowid", then="e.id"),
     "relevance": _SEARCH.format(
-        score=f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0)", first="score, m.id", then="score, e.id"
+        score=f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0, 1.0)", first="score, m.id", then="score, e.id"
     ),
 }
 _BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {SNIPPET_WORDS * 20})"
 _UNSEARCHED = _HITS.format(columns=_BEGINNING, first="emails_fts.rowid")
-_READ = "SELECT id, date, subject, from_address, body, file_name FROM emails WHERE message_id = ?"
+_READ = """
+    SELECT id, date, subject, from_address, body, file_name, names, attachments, machine, thread_id
+    FROM emails LEFT JOIN threads ON email_id = id WHERE message_id = ?"""
+_THREAD = """
+    SELECT message_id FROM emails e
+    WHERE id IN (SELECT email_id FROM threads WHERE thread_id = ? LIMIT ?) AND id > ? AND id <= ? AND (
+        from_address = ? OR EXISTS (SELECT 1 FROM recipients WHERE email_id = id AND recipient_address = ?))
+    ORDER BY id DESC"""
+"""The emails of a thread, oldest first."""
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"
 
 
@@ -372,10 +435,15 @@ def short_text(keywords: Sequence[str]) -> int:
 
 def has_few_matches(text: str, keywords: Sequence[str]) -> bool:
     """Whether the text has so few matches of the keywords that snippet() is fast."""
+    most = min(_MOST_MATCHES, _MOST_STEPS // len(text))
+    if text.isascii() and all(map(str.isascii, keywords)):  # then a match contains its keyword's longest word
+        words, lowered = map(_ASCII_WORD.findall, keywords), text.lower()
+        if sum(lowered.count(max(each, key=len).lower()) for each in words if each) <= most:
+            return True
     with _indexed([text]) as memory:
         memory.executemany("INSERT INTO keywords VALUES (?)", [(keyword,) for keyword in keywords])
         [matches] = memory.execute(_COUNT).fetchone()
-    return matches <= min(_MOST_MATCHES, _MOST_STEPS // len(text))
+    return matches <= most
 
 
 def excerpt(subject: str, body: str, keywords: Sequence[str]) -> str:

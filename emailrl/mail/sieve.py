@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import NamedTuple, TypeGuard
 
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
+from emailrl.mail.spelling import marked, other_spellings
 from emailrl.settings import StoreSettings
 
 MAX_HEADER_CHARS = 1000
@@ -22,6 +23,9 @@ KEPT_BY = {
     "too_large": "a larger MAX_MESSAGE_BYTES",
 }
 """The setting that keeps messages skipped for a reason."""
+
+_TRIMMED = (" \n", "\t\n", *"\r\v\f\x1c\x1d\x1e")
+"""What an ASCII text has between lines if trimming it may change it."""
 
 Listing = Callable[[str, str, str], None]
 """Called for every message skipped or repaired, with which of the two, the reason, and its name in the source."""
@@ -50,6 +54,11 @@ class SiftedMail(NamedTuple):
 
     A single string, because lists are slow to send between processes.
     """
+    names: str  # one line per person with a display name: address, tab, name
+    attachments: str  # one name per line
+    machine: str
+    refs: str  # Message-IDs, separated by spaces
+    extra: str  # the ``marked`` words that a search finds besides subject and body
     keys: Keys
     digest: bytes
     defects: tuple[str, ...]
@@ -88,24 +97,32 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(dict.fromkeys([f"{kind} {address}" for kind, address in recipients]))
     keys = keys_of(message_id, subject, sender, email.body, date)
-    digest = _hash(f"{subject}\0{sender}\0{email.body}\0{message_id}\0{date}\0{email.file_name}\0{people}")
-    head = (message_id, subject, sender, date, email.body, email.file_name)
-    return SiftedMail(*head, people, keys, digest, defects, email.is_research)
+    attachments, refs = "\n".join(email.attachments), " ".join(email.references)
+    names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
+    shown = dict.fromkeys([*email.names.values(), *email.attachments])
+    extra = " ".join(map(marked, (*shown, *other_spellings(" ".join(shown), subject, email.body))))
+    more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
+    digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
+    head = (message_id, subject, sender, date, email.body, email.file_name, people)
+    return SiftedMail(*head, names, attachments, email.machine, refs, extra, keys, digest, defects, email.is_research)
 
 
 def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
     """Return the keys of an email; ``date`` is in its stored form."""
-    trimmed = f"{subject.strip()}\0{from_address}\0" + "\n".join(map(str.rstrip, body.splitlines())).rstrip()
+    content = own = _hash(body)
+    if not body.isascii() or any(end in body for end in _TRIMMED) or body[-1:].isspace():
+        own = _hash("\n".join(map(str.rstrip, body.splitlines())).rstrip())
+    trimmed = _hash(f"{subject.strip()}\0{from_address}", own)
     return Keys(
         blake2b(message_id.encode(), digest_size=12).digest(),
-        _hash(f"{subject}\0{from_address}\0{body}"),
-        _hash(trimmed),
-        _hash(f"{date}\0{trimmed}") if message_id.endswith(MADE_UP) else b"",
+        _hash(f"{subject}\0{from_address}", content),
+        trimmed,
+        _hash(str(date), trimmed) if message_id.endswith(MADE_UP) else b"",
     )
 
 
-def _hash(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()
+def _hash(text: str, more: bytes = b"") -> bytes:
+    return blake2b(text.encode() + more, digest_size=16).digest()
 
 
 class Sieve:

@@ -63,6 +63,7 @@ _BEFORE = re.compile(
     r"(?:[^\s<>\d][^\s<>]{0,98}@|/O=)"
 )
 """The name in ``"Lee, Ann" <al@x.com>``."""
+_SENDER = re.compile(r'"from" ?: ?"([^"<@\n]{1,200})"')  # of a hit, under ``SHOW_NAMES``
 _COMMON = re.compile(
     r"the|and|for|from|with|not|you|your|this|that|are|sent|subject|date|(?:mon|tues|wednes|thurs|fri|satur|sun)day|"
     r"january|february|march|april|may|june|july|august|(?:sept|octo|novem|decem)+ber|jan|feb|mar|apr|jun|jul|aug|sep|"
@@ -79,12 +80,14 @@ _TEXTS = ("id", "file", "group", "scenario", "question", "gold", "answer")
 _FIXED = ("role", "finish", "kind", "source")
 
 
-def redacted(data: PageData, mailbox: Iterable[str] = ()) -> PageData:
-    """Return the page's data with pseudonyms; ``mailbox`` has all its addresses, if they are at hand."""
+def redacted(data: PageData, mailbox: Iterable[str] = (), names: Iterable[str] = ()) -> PageData:
+    """Return the page's data with pseudonyms; ``mailbox`` has all addresses of the database and ``names`` its display
+    names, if they are at hand."""
     redactor = Redactor()
     for record in ({"run": data.run}, *data.details()):
         redactor.learn({name: value for name, value in record.items() if name != "samples"})
     redactor.learn_mailbox(mailbox)
+    redactor.learn_names(names)
     left_out = [_REASON.sub(r"\1", each) for each in data.run["left_out"]]
     run = redactor.record(data.run | {"title": f"Redacted {data.run['kind']}", "left_out": left_out})
     rows = [row | redactor.record({name: row[name] for name in _TEXTS}) for row in data.rows]
@@ -117,6 +120,7 @@ class Redactor:
                 for name in re.split(r"[;<>()\[\]@]|,(?=[^,]*,)", _ADDRESSES.sub(";", line)):
                     words = re.findall(_WORD, name)
                     self._note(words if len(words) <= 4 else [word for word in words if not word.islower()])
+            self.learn_names(_SENDER.findall(text))
             for name in _BEFORE.findall(text):
                 words = re.findall(_WORD, name)
                 self._note([word for word in words[:-2] if not word.islower()] + words[-2:])
@@ -125,6 +129,11 @@ class Redactor:
         """Collect the names in addresses, also of people who may not occur."""
         for address in mailbox:
             self._note(re.findall(_WORD, address.rpartition("@")[0]))
+
+    def learn_names(self, names: Iterable[str]) -> None:
+        """Collect display names."""
+        for words in (re.findall(_WORD, name) for name in names):
+            self._note(words if len(words) <= 4 else [word for word in words if not word.islower()])
 
     def _note(self, words: list[str]) -> None:
         for word in (words := [_name(word) for word in words if not word.isdigit()]):

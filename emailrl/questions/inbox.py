@@ -27,7 +27,7 @@ from emailrl.base.errors import ToolError, UsageError
 from emailrl.facts.mentions import Extractor, Mention
 from emailrl.facts.reading import name_of
 from emailrl.mail import open_mailbox
-from emailrl.mail.database import emails, opened, recipients
+from emailrl.mail.database import emails, names_of, opened, recipients
 
 _PREFIX = re.compile(r"^(?:\s*(?:re|fw|fwd|aw|wg|tr|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:\s*)+", re.IGNORECASE)
 _REPLY = re.compile(r"^\s*(?:re|aw|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:", re.IGNORECASE)
@@ -55,6 +55,7 @@ _QUOTE_BEGINS = re.compile(
     )""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
+_PERSON = re.compile(r"[^\W\d_]+(?:['’.-]{0,2}[ -]?[^\W\d_]+){1,5}\.?")  # Jürgen Müller, J. R. O'Brien-Lee
 MAX_TOPIC_CHARS = 70
 
 
@@ -112,6 +113,8 @@ class Mail:
     to: list[str]
     cc: list[str]
     bcc: list[str]
+    machine: str = ""  # The kind of program that sent it; empty for a person.
+    names: dict[str, str] = field(default_factory=dict)  # Display names by address, if the reader reads them.
     facts: dict[Extractor, Mention | None] = field(default_factory=dict, init=False)  # Those looked for so far.
 
     @cached_property
@@ -160,8 +163,8 @@ class Inbox:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
         name = name_of(address)
         if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
-            return address
-        return name
+            return self._written.get(address, address)
+        return self._written.get(address, name)
 
     def is_me(self, address: str) -> bool:
         """Whether an address is, or by its last name may be, the owner's own."""
@@ -229,6 +232,19 @@ class Inbox:
         return frozenset(address for mail in self.mails for address in mail.addresses)
 
     @cached_property
+    def _written(self) -> dict[str, str]:
+        """The name that most emails give each address, as one would say it, if it looks like a person's and no other
+        address has it."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for mail in self.mails:
+            for address, name in mail.names.items():
+                last, comma, first = name.partition(", ")
+                counts[address][f"{first} {last}" if comma else name] += 1
+        most = {address: max(sorted(names), key=names.__getitem__) for address, names in counts.items()}
+        carriers = Counter(most.values())
+        return {a: name for a, name in most.items() if carriers[name] == 1 and _PERSON.fullmatch(name)}
+
+    @cached_property
     def _by_name(self) -> dict[str, set[str]]:
         named: defaultdict[str, set[str]] = defaultdict(set)
         for address in self._addresses:
@@ -283,16 +299,17 @@ def _serial_key(mail: Mail) -> tuple[str, str]:
 class MailReader:
     """Reads mailboxes from a database; an email in several mailboxes is one object."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, *, names: bool = False) -> None:
+        """``names``: people are called as emails write them (``SHOW_NAMES``), else by their addresses."""
+        self.connection, self.names = connection, names
         self._mails: dict[int, Mail] = {}
 
     def open(self, inbox: str) -> Inbox:
         """Return everything sent or received by an address, except emails without a date."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
-        columns = (emails.c[name] for name in ("id", "message_id", "subject", "from_address", "date", "body"))
-        mails = select(*columns)
+        columns = ("id", "message_id", "subject", "from_address", "date", "body", "machine", "names")
+        mails = select(*(emails.c[name] for name in columns))
         rows = select(recipients.c.email_id, recipients.c.recipient_address, recipients.c.recipient_type)
         rows = rows.order_by(recipients.c.email_id, text("rowid"))
         for start in range(0, len(unread), _READ_MAILS):
@@ -300,20 +317,27 @@ class MailReader:
             people: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
             for email_id, address, kind in self.connection.execute(rows.where(recipients.c.email_id.in_(part))):
                 people[email_id].append((address, kind))
-            for email_id, message_id, subject, sender, sent, body in self.connection.execute(
+            for email_id, message_id, subject, sender, sent, body, machine, named in self.connection.execute(
                 mails.where(emails.c.id.in_(part))
             ):
-                fields: dict[str, list[str]] = {kind: [] for kind in _FIELDS}
-                named: set[str] = set()
+                fields, seen = {kind: list[str]() for kind in _FIELDS}, set[str]()
                 # Some archives (Enron's too) repeat every cc as a bcc: an address counts once, where most could see it.
                 for address, kind in sorted(people[email_id], key=lambda pair: _FIELDS.index(pair[1])):
-                    if address not in named:
-                        named.add(address)
+                    if address not in seen:
+                        seen.add(address)
                         fields[kind].append(address)
-                self._mails[email_id] = Mail(message_id, subject or "", sender or "", sent, body or "", **fields)
+                (to, cc, bcc), names = fields.values(), names_of(named) if self.names else {}
+                head = (message_id, subject or "", sender or "", sent, body or "")
+                self._mails[email_id] = Mail(*head, to, cc, bcc, machine, names)
         if lost := [email_id for email_id in ids if email_id not in self._mails]:
             raise sqlite3.DatabaseError(f"an index names mail {lost[0]}, which is not there")
         return Inbox(inbox, [self._mails[email_id] for email_id in ids])
+
+    def machine_mail(self, inboxes: Iterable[str]) -> dict[str, int]:
+        """Return how many emails of these mailboxes programs sent, by kind."""
+        ids = set[int]().union(*map(self.ids, inboxes))
+        kinds = self.connection.execute(select(emails.c.id, emails.c.machine).where(emails.c.machine != ""))
+        return dict(Counter(kind for email_id, kind in kinds if email_id in ids))
 
     def ids(self, inbox: str) -> set[int]:
         is_dated = emails.c.date > ""

@@ -69,7 +69,8 @@ ToolDialect = Literal[
 
 
 PLAYED_WITH: Final = (
-    "thinking", "chat_template_kwargs", "tool_dialect", "short_message_ids", "count_matches", "mailbox_in_question"
+    "thinking", "chat_template_kwargs", "tool_dialect",
+    "short_message_ids", "count_matches", "show_names", "mailbox_in_question",
 )  # fmt: skip
 """What a policy sees of a conversation and how it writes calls: a checkpoint is played with its own, which
 ``metadata.json`` records (``names.as_recorded``)."""
@@ -178,6 +179,8 @@ class DataSettings(Section):
     """Maximum number of test questions, which only benchmark reads."""
     max_source_mails: Positive = 1
     """Skip questions with more source emails."""
+    include_machine_mail: bool = False
+    """gen-questions: ask also about newsletters, notifications and other email that programs send."""
     allow_shared_inbox: bool | None = None
     """Allow an inbox in several splits (noted in every table); default: as the questions were generated."""
 
@@ -235,6 +238,9 @@ class AgentSettings(Section):
     """Show emails as m1, m2, … within a conversation instead of their message ids, which small models miscopy."""
     count_matches: bool = False
     """Have search_emails say how many emails match, in addition to those it returns."""
+    show_names: bool = False
+    """Search names of people and attachments and other spellings (Mueller, Müller), too, and show with each email who
+    wrote it and when, its place in the thread, and whether a program sent it."""
     mailbox_in_question: bool = False
     """Name the mailbox and today's date before the question instead of in the system prompt, so that all prompts begin
     with the same tokens."""

@@ -96,7 +96,7 @@ def transcripts(number: int, *, seed: int, times: int, habits: Habits, split: Sp
     with tempfile.TemporaryDirectory() as folder:
         db = Path(folder) / "world.db"
         build_database(iter(world.emails), db, settings=StoreSettings())
-        with open_mailbox(db, world.inbox, until=world.query_date) as mailbox:
+        with open_mailbox(db, world.inbox, until=world.query_date, names=False) as mailbox:
             for index, (fact, repeat) in enumerate(itertools.product(world.facts, range(times))):
                 name = f"{seed}/{number}/{index}/{repeat}"
                 scenario, rng = ask(world, fact, random.Random(name)), random.Random(f"{name}/expert")

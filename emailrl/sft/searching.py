@@ -73,7 +73,7 @@ def play(scenario: Scenario, settings: Settings, habits: Habits, rng: Random) ->
     agent, free = settings.agent, bool(settings.data.output_field)
     with open_mailbox(
         settings.store.db, scenario.inbox_address, scenario.query_date,
-        order=agent.search_order, without_keywords=agent.search_without_keywords,
+        order=agent.search_order, without_keywords=agent.search_without_keywords, names=agent.show_names,
     ) as mailbox:  # fmt: skip
         environment = mail_agent(agent, scenario, mailbox)
         return environment, converse(environment, Searcher(environment, agent, habits, rng, free=free).act)
@@ -145,7 +145,8 @@ class Searcher:
         """The email of a hit, read only once."""
         message_id = hit["message_id"]
         if message_id not in self._has_read:
-            self._has_read[message_id] = yield call_text("read_email", {"message_id": message_id})
+            mail = yield call_text("read_email", {"message_id": message_id})
+            self._has_read[message_id] = {field: _bare(value, field) for field, value in mail.items()}
         return self._has_read[message_id]
 
     def first_that_answers(self, hits: Sequence[Hit], patience: int) -> Turns[Result]:
@@ -370,6 +371,13 @@ def reply_gap(searcher: Searcher) -> Turns[Result]:
 
 def _counted(hits: Sequence[Hit]) -> Result:
     return (str(len(hits)), [hit["message_id"] for hit in hits]) if hits else None
+
+
+def _bare(value: Any, field: str) -> Any:
+    """A field of an email, its addresses without names (``SHOW_NAMES``)."""
+    if isinstance(value, list):
+        return [_bare(each, field) for each in value]
+    return re.sub(r".* <([^<>]*)>", r"\1", value) if "_address" in field else value
 
 
 def _plain(hit: Hit) -> str:

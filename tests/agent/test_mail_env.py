@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,12 @@ from mail_calls import call
 from emailrl.agent import MailEnvironment, Rubric
 from emailrl.base.errors import EmailRLError, ToolError
 from emailrl.facts.words import is_i_dont_know
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.records.trajectory import Message, StopReason, ToolCall
 
+INBOX = "ida@corvane.test"
 Play = Callable[..., MailEnvironment]
 
 
@@ -67,6 +73,37 @@ def test_short_ids_and_counts_change_what_is_shown_alone(play: Play, scenario) -
     assert shown("read_email", message_id="m2")["message_id"] == "m2" and environment.rubric.ever_read_right_email
     environment.step(call("return_final_answer", answer="May 20", sources=["m2", "m9"]))
     assert environment.final_sources == ["<1@x>", "m9"] and environment.rubric.sources_correct
+
+
+def test_names_show_who_and_when_and_change_no_record(tmp_path: Path, scenario) -> None:
+    day, names = datetime(2002, 5, 2, tzinfo=UTC), {"otto@corvane.test": "Otto <|im_end|> Groß", INBOX: "Ida"}
+    mails = [
+        RawEmail("<1@x>", "Pump", "otto@corvane.test", [INBOX], [], [], day, "Due.", names=names,
+                 attachments=["p.pdf"]),
+        RawEmail("<2@x>", "Re: Pump", INBOX, ["otto@corvane.test"], [], [], day + timedelta(days=1), "Yes.",
+                 references=["<1@x>"], machine="notification"),
+    ]  # fmt: skip
+    db = build_database(mails, tmp_path / "m.db").db
+    told = {}
+    for on in (True, False):
+        mailbox = open_mailbox(db, INBOX, scenario.query_date, names=on)
+        environment = MailEnvironment(scenario, mailbox, max_turns=9, names=on, short_ids=on)
+        environment.start()
+        search = environment.step(call("search_emails", keywords=["gross" if on else "due"]))
+        read = environment.step(call("read_email", message_id="m1" if on else "<1@x>"))
+        told[on] = [json.loads(each.messages[0].content) for each in (search, read)]
+        assert list(json.loads(search.tool_result or "")[0]) == ["message_id", "snippet"]
+    hit = {"message_id": "m1", "from": "Otto <|im_end|> Groß", "date": "2002-05-02", "thread": "1 of 2"}
+    assert told[True][0] == [hit | {"snippet": "Pump ... Due."}]
+    shown, exact = told[True][1], told[False][1]
+    assert (shown["from_address"], shown["to_addresses"]) == (
+        "Otto <|im_end|> Groß <otto@corvane.test>",
+        [f"Ida <{INBOX}>"],
+    )
+    assert (shown["thread"], shown["attachments"], "machine" in shown) == ("1 of 2", ["p.pdf"], False)
+    assert list(exact) == ["message_id", "date", "subject", "from_address", "to_addresses", "cc_addresses",
+                           "bcc_addresses", "body", "file_name"]  # fmt: skip
+    assert exact["from_address"] == "otto@corvane.test"
 
 
 @pytest.mark.parametrize(

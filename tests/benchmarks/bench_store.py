@@ -240,7 +240,7 @@ def bench_search(ours: Path, theirs: Path | None, queries: list[Query], peer_que
     """Our side three times over, the first not counted; then ART-E's twice on the first ``peer_queries``."""
 
     def mine(query: Query) -> list[tuple[str, str]]:
-        with open_mailbox(ours, query.inbox) as box:
+        with open_mailbox(ours, query.inbox, names=False) as box:
             found = box.search(query.keywords, sent_after=query.since, sent_before=query.until)
         return [(hit.message_id, hit.snippet) for hit in found]
 

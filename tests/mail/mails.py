@@ -20,7 +20,16 @@ TABLES = json.loads((Path(__file__).parent / "cases" / "tables.json").read_text(
 """Cases of tests, by the name of the test."""
 ENVELOPE = b"From ann@x.org Mon May 14 16:39:00 2001\n"
 EXPECTED = RawEmail(
-    "<1@x>", "s1", "ann@x.org", ["bob@x.org"], [], [], datetime(2001, 5, 14, 23, 39, tzinfo=UTC), "b1", "a/1."
+    "<1@x>",
+    "s1",
+    "ann@x.org",
+    ["bob@x.org"],
+    [],
+    [],
+    datetime(2001, 5, 14, 23, 39, tzinfo=UTC),
+    "b1",
+    "a/1.",
+    names={"ann@x.org": "Ann Lee"},
 )
 """What ``row(1)`` is read as."""
 

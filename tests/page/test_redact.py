@@ -36,6 +36,13 @@ def test_a_name_has_one_pseudonym_in_addresses_and_in_texts() -> None:
     assert redactor.record({"to": ["Annex", "Ann's"]}) == {"to": ["Annex", "Name1's"]}
 
 
+def test_display_names_have_pseudonyms_in_hits_and_in_texts() -> None:
+    redactor = learned('[{"message_id":"m1","from":"Jürgen Müller","date":"2026-05-01","snippet":"x"}]')
+    redactor.learn_names(["Łukasz Żak", "Roe, Sam"])
+    shown = redactor.record('{"from":"Jürgen Müller","body":"Müller, Łukasz Żak and Sam Roe met Lee"}')
+    assert json.loads(shown) == {"from": "Name1 Name2", "body": "Name2, Name3 Name4 and Name6 Name5 met Lee"}
+
+
 def test_headers_in_bodies_give_names_and_common_words_do_not() -> None:
     redactor = learned("> From: Jane Roe [mailto:jr7@x.com]\nTo: Support\n", "will.info@x.com", "don@x.com", "it will")
     shown = redactor.record("jane asked support; Will will not, Don. Don't")

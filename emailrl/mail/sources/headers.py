@@ -1,15 +1,17 @@
-"""Reads the values of header fields as mail programs write them: text, addresses and dates."""
+"""Reads the values of header fields as mail programs write them: text, addresses, names, dates, and who sends."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.errors import HeaderParseError
 from email.header import decode_header
 from email.utils import parsedate_tz
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
+from emailrl.mail.database import clean_text
 from emailrl.mail.sources.text import decode
 
 _MAX_ENCODED = 65_536  # characters read from a header with encoded words, which take the library quadratic time
@@ -24,6 +26,7 @@ _TOKEN = re.compile(
 )
 _PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')  # a route, a group name, or ``mailto``
 _MAILTO = re.compile(r"\[mailto:([^\[\]<>]*)\]", re.IGNORECASE)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
 _ADDRESS = r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+"
 _BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
@@ -32,6 +35,19 @@ _ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
 _NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
 _ENDINGS = re.compile(r"[.'] *(?:[,>]|\Z)")  # characters at the end of an address that may not belong to it
 _NAME = re.compile(r"[^,<]*<|>")
+_COMMENTED = re.compile(rf"({_ADDRESS})\s*\(([^()]*)\)")  # ``ann@x.org (Ann Lee)``, as before RFC 822
+_UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
+"""Space, controls and marks that turn the direction of text, by which a name could pose as another."""
+_MOST_LISTED = 30  # people: by default an email of that release to more is skipped
+_EXCHANGE = " </O="
+_MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
+_MAX_REFERENCES = 100
+_MAX_REMEMBERED = 1000  # characters of a header
+MAX_NAME_CHARS = 200  # maximum characters of a person's or file's name; longer ones are cut
+_LISTED = re.compile(
+    r'(\s*+(?:"([^"]*)"|([^<,"]++(?:,[^<,"]++)?(?=\s*</)|[^<,"]*+))\s*+(?:<[^<>]*>)?(?:\s*@\s*\w++)?\s*+(?:,|\Z))'
+)
+"""A person in an X-To header of CMU's Enron release: ``Ann Lee``, ``Lee, Ann </O=ENRON/…>``, ``"Ann" <ann@x.org>``."""
 
 _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
@@ -76,34 +92,84 @@ def header_text(text: str, defects: list[str]) -> str:
 # -- addresses --------------------------------------------------------------------------------------------------------
 
 
-def addresses_of(value: str) -> list[str]:
+def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
     """Return the addresses of a header's value in order, bare and in lower case; the value is one line. A single word
     without ``@`` counts as an address, as for local mailboxes, unless the next item shows that it begins a name
-    (``Smith, John <john@x.org>``)."""
+    (``Smith, John <john@x.org>``). Adds the display names to ``names``, by address."""
+    names = {} if names is None else names
     if (plain := _plain_addresses(value)) is not None:
+        if "<" in value:
+            written = [item.partition("<")[0] if "<" in item else "" for item in value.split(",")]
+            note(names, plain, written, plain=_is_plain(value))
         return plain
+    if "(" in value and "<" not in value:
+        for address, name in _COMMENTED.findall(value):
+            note(names, [address.lower()], [name])
     found: list[str] = []
     words: list[str] = []  # items of one word since the last address
-    for bare, angles in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
+    for bare, angles, name in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
         # Normally there is one address between angle brackets, but some programs put several there.
         specs = [_PREFIX.sub("", spec, count=1).split() for angle in angles for spec in re.split("[,;]", angle.lower())]
         inside = ["".join(spec) for spec in specs if spec and spec[0][0] != "@"]
         complete = [address for address in inside if "@" in address] or inside[-1:]
         if complete:
+            if angles:
+                note(names, map(_bare, complete[:1]), [", ".join([*words, name])])
             words.clear()
         elif angles:
             continue
         else:
-            tokens = _AROUND_SIGNS.sub(r"\1", bare.lower()).split()
+            tokens = _AROUND_SIGNS.sub(r"\1", bare).split()
             complete = [token for token in tokens if "@" in token.strip("@")]
             if not complete:
                 words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
                 continue
             if len(tokens) > len(complete):  # the preceding words also begin a name
                 words.clear()
-        found += words + [_bare(address) for address in complete]
+        found += [*words, *map(_bare, complete)]
         words.clear()
-    return found + words
+    return [each.lower() for each in (*found, *words)]
+
+
+def note(names: dict[str, str], addresses: Iterable[str], written: Iterable[str], *, plain: bool = False) -> None:
+    """Add display names to ``names`` as they are written, the first of each address; an address is none. ``plain``:
+    all are printable ASCII without encoded words, quotes or repeated spaces."""
+    for address, name in zip(addresses, written, strict=False):
+        if name and "@" not in name and address not in names:
+            name = name.strip() if plain else shown_name(name)
+            if name[:1] == "'" == name[-1:]:
+                name = name[1:-1].strip()
+            if name and "@" not in name:
+                names[address] = name[:MAX_NAME_CHARS]
+
+
+def _is_plain(value: str) -> bool:
+    return value.isascii() and value.isprintable() and "=?" not in value and "  " not in value and '"' not in value
+
+
+def shown_name(text: str) -> str:
+    """Return the name of a person or file as it is written, decoded and on one line."""
+    if "=?" in text:
+        text = header_text(text, [])
+    return clean_text(_UNSHOWN.sub(" ", text)).strip()[:MAX_NAME_CHARS]
+
+
+def note_listed(names: dict[str, str], addresses: list[str], listed: str) -> None:
+    """Add the names in an X-From, X-To or X-cc header of CMU's Enron release to ``names``, if it lists as many people
+    as there are addresses: both are in the same order."""
+    if len(addresses) > _MOST_LISTED:
+        return
+    people: list[str] = []
+    if listed.count(_EXCHANGE) == len(addresses):
+        people = [item.partition(" <")[0] for item in listed.split(">, ")]
+    elif "<" not in listed and '"' not in listed:
+        people = listed.split(", ")
+    if len(people) != len(addresses):
+        items = _LISTED.findall(listed)
+        if sum(len(whole) for whole, _, _ in items) == len(listed):
+            people = [quoted or plain for whole, quoted, plain in items if whole]
+    if len(people) == len(addresses):
+        note(names, addresses, people, plain=_is_plain(listed))
 
 
 def _plain_addresses(value: str) -> list[str] | None:
@@ -124,26 +190,31 @@ def _bare(address: str) -> str:
     return bare if "@" in bare.strip("@") else address
 
 
-def _items(value: str) -> Iterator[tuple[str, list[str]]]:
-    """The items between commas and semicolons: the text outside angle brackets, and the content of each pair."""
+def _items(value: str) -> Iterator[tuple[str, list[str], str]]:
+    """The items between commas and semicolons: the text outside angle brackets, the content of each pair, and the
+    name, which may be quoted."""
     text: list[str] = []
     angles: list[str] = []
+    name: list[str] = []
     quoted = ""
     for token in _TOKEN.finditer(value):
         kind = token.lastgroup
         if kind == "end":
             if token[0] != ":":  # else a group's name ends, or ``mailto``
-                yield "".join(text).strip() or quoted, angles
-            text, angles, quoted = [], [], ""
-        elif kind in ("angle", "open"):
+                yield "".join(text).strip() or quoted, angles, "".join(name).strip()
+            text, angles, name, quoted = [], [], [], ""
+            continue
+        if kind in ("angle", "open"):
             angles.append(token[kind])
-        elif kind != "quoted":
+            continue
+        name.append(_ESCAPED.sub(r"\1", token[0][1:-1]) if kind == "quoted" else token[0])
+        if kind != "quoted":
             text.append(token[0])
         elif value[token.end() : token.end() + 1] == "@":
             text.append("".join(token[0].split()))
         elif "@" in token[0]:
             quoted = token[0][1:-1]
-    yield "".join(text).strip() or quoted, angles
+    yield "".join(text).strip() or quoted, angles, "".join(name).strip()
 
 
 def _without_comments(value: str) -> str:
@@ -160,6 +231,69 @@ def _without_comments(value: str) -> str:
             comments.append((start, token.end()))
     begins, ends = [0, *(end for _, end in comments)], [*(start for start, _ in comments), len(value)]
     return "".join(value[begin:end] for begin, end in zip(begins, ends, strict=True))
+
+
+@lru_cache(4096)
+def _remembered(value: str, listed: str) -> tuple[list[str], dict[str, str]]:
+    names: dict[str, str] = {}
+    addresses = addresses_of(value, names)
+    if listed and not names:
+        note_listed(names, addresses, listed)
+    return addresses, names
+
+
+def people_in(value: str, listed: str = "") -> tuple[list[str], dict[str, str]]:
+    """Return the addresses of a header and the display names beside them, or else those in the header ``listed`` that
+    goes with it. The results may be shared, and are not to be changed: most headers are those of an earlier email."""
+    read = _remembered if len(value) + len(listed) <= _MAX_REMEMBERED else _remembered.__wrapped__
+    return read(value, listed)
+
+
+def message_ids(*values: str) -> list[str]:
+    """Return the Message-IDs in References and In-Reply-To: the first, which began the thread, and the last."""
+    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(" ".join(values))))]
+    return found[:1] + found[1:][-_MAX_REFERENCES:]
+
+
+# -- who sends --------------------------------------------------------------------------------------------------------
+
+_AUTO_REPLIES = ("x-autoreply", "x-autorespond", "x-autoresponder")
+MACHINE_FIELDS = frozenset(
+    ("list-id", "list-unsubscribe", "list-post", "precedence", "auto-submitted", "return-path", "feedback-id")
+).union(_AUTO_REPLIES, ("x-auto-response-suppress",))
+"""Headers by which programs say what they send: RFC 2076, 2369, 2919 and 3834, and the senders' own."""
+_NOBODY = re.compile(r"(?:[\w.+-]*[._+-])?(?:(?:no|do-?not|donot)[._-]?reply|mailer-daemon|notifications?)\b[^@]*@")
+
+
+def machine_of(fields: Mapping[str, str], sender: str, kind: str = "") -> str:
+    """Return what kind of program sent an email, by its headers (names in lower case): ``calendar`` for an invitation
+    or its answer, ``auto-reply`` also for a delivery report, ``newsletter`` for what goes to a list that only its owner
+    writes to, ``notification`` for the rest; empty for a person, also on a discussion list (List-Post). ``kind`` is the
+    type of its most telling part."""
+    is_nobody = ("reply" in sender or "daemon" in sender or "notif" in sender) and _NOBODY.match(sender)
+    if not kind and MACHINE_FIELDS.isdisjoint(fields):
+        return "notification" if is_nobody else ""
+    if kind == "text/calendar":
+        return "calendar"
+    present = MACHINE_FIELDS.intersection(fields)
+    precedence = fields.get("precedence", "").strip().lower()
+    submitted = fields.get("auto-submitted", "").strip().lower()
+    if (
+        kind == "multipart/report"
+        or (present and fields.get("return-path", "").replace(" ", "") == "<>")
+        or submitted.startswith("auto-replied")
+        or precedence.startswith("auto")
+        or not present.isdisjoint(_AUTO_REPLIES)
+    ):
+        return "auto-reply"
+    posted_to = fields.get("list-post", "no").strip(" <>").lower()
+    is_list = not present.isdisjoint(("list-id", "list-unsubscribe")) or precedence in ("bulk", "list", "junk")
+    if is_list and posted_to.startswith("no"):
+        return "newsletter"
+    is_automatic = submitted not in ("", "no") or (
+        not is_list and not present.isdisjoint(("x-auto-response-suppress", "feedback-id"))
+    )
+    return "notification" if is_automatic or is_nobody else ""
 
 
 # -- dates ------------------------------------------------------------------------------------------------------------

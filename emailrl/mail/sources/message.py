@@ -17,17 +17,33 @@ from itertools import takewhile
 
 from emailrl.mail.database import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
-from emailrl.mail.sources.headers import MAX_ADDRESS_CHARS, addresses_of, header_text, parse_date
+from emailrl.mail.sources.headers import (
+    MACHINE_FIELDS,
+    MAX_ADDRESS_CHARS,
+    header_text,
+    machine_of,
+    message_ids,
+    parse_date,
+    people_in,
+    shown_name,
+)
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 from emailrl.mail.sources.text import decode, enriched_to_text, flowed_to_text, html_to_text
 
 PEOPLE = ("from", "to", "cc", "bcc")
+_FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
+"""Each with the header of CMU's Enron release that has its names; no other has any."""
+THREAD = ("references", "in-reply-to")
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")  # of a message in an mbox
 _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
 _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
-_KEPT = frozenset(("message-id", "date", "subject", "content-type", "content-transfer-encoding", *PEOPLE))
+_LISTED = ("X-From", "X-To", "X-cc")
+_KEPT = MACHINE_FIELDS.union(
+    ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
+    (*PEOPLE, *THREAD, *map(str.lower, _LISTED)),
+)
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -78,6 +94,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
+        files, kind = list[str](), ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -85,12 +102,17 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         elif not _MAIL_HEADER.search(head) or is_tar_header(raw[:BLOCK]):  # a tar's headers are those of an email in it
             return Skipped("not_mail", file_name)
         else:
-            headers, text = _mime(raw, defects)
-        people = [headers.get(name, "") for name in PEOPLE]
-        if any(len(value) > MAX_ADDRESS_CHARS for value in people):
-            defects.append("long_header")
-        sender, to, cc, bcc = (addresses_of(value[:MAX_ADDRESS_CHARS]) for value in people)
+            headers, message = _mime(raw, defects)
+            text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
+        names: dict[str, str] = {}
+        bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
         date = parse_date(headers.get("date", ""))
+        references = (
+            message_ids(*(headers.get(name, "") for name in THREAD))
+            if "in-reply-to" in headers or "references" in headers
+            else []
+        )
+        machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
     if date is None:
@@ -105,7 +127,19 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("no_sender")
     subject, body_text = clean_text(headers.get("subject", "")), clean_text(text)
     from_address, kinds = sender[0] if sender else "", tuple(sorted(set(defects)))
-    return RawEmail(clean_text(message_id), subject, from_address, to, cc, bcc, date, body_text, file_name, kinds)
+    ids = clean_text(message_id), subject, from_address
+    return RawEmail(*ids, to, cc, bcc, date, body_text, file_name, kinds, True, names, files, references, machine)
+
+
+def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
+    """The addresses of a header; their names are added to ``names``."""
+    if not (value := headers.get(field)):
+        return []
+    if len(value) > MAX_ADDRESS_CHARS:
+        defects.append("long_header")
+    addresses, found = people_in(value[:MAX_ADDRESS_CHARS], headers.get(listed, "")[:MAX_ADDRESS_CHARS])
+    names.update(found)
+    return addresses[:]
 
 
 def begins_mail(start: bytes) -> bool:
@@ -126,7 +160,7 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
         name, colon, value = line.partition(":")
         if not colon or " " in name or "\t" in name:
             return None
-        if name[:2] == "X-":  # half of all headers; none is kept
+        if name[:2] == "X-" and name[2:3] not in "Aa" and name not in _LISTED:  # half of all headers
             continue
         name = name.lower()
         if name in _KEPT:
@@ -134,6 +168,8 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
                 headers[name] = value.strip()
             elif name in PEOPLE:
                 headers[name] += f", {value.strip()}"
+        elif name == "content-disposition":  # the message may be a file
+            return None
     encoding = headers.get("content-transfer-encoding", "7bit").lower()
     if encoding == "quoted-printable":
         body = binascii.a2b_qp(body).replace(b"\r\n", b"\n")
@@ -144,13 +180,12 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     return headers, body.decode("ascii")
 
 
-def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], str]:
-    """The same of any message. Non-ASCII bytes in headers are UTF-8 or the text's charset, escape sequences
-    ISO-2022-JP."""
+def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], _Part]:
+    """The same headers of any message, and its parts. Non-ASCII bytes in headers are UTF-8 or the text's charset,
+    escape sequences ISO-2022-JP."""
     fields, body = _read_headers(raw, defects)
     message = _Part(fields, body)
     message.inside = _parts_in(message, defects)
-    text = _text_of(message, defects)
     charset = next(filter(None, (part.charset for part in message.leaves())), "windows-1252")
     values: dict[str, list[str]] = {}
     for name, value in fields:
@@ -161,7 +196,8 @@ def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], str]:
         values.setdefault(name, []).append(line)
     single = ("message-id", "date", "subject")
     headers = {name: header_text(values[name][0], defects) for name in single if name in values}
-    return headers | {name: clean_text(", ".join(values[name])) for name in PEOPLE if name in values}, text
+    headers |= {name: clean_text(", ".join(values[name])) for name in PEOPLE if name in values}
+    return headers | {name: values[name][0] for name in _KEPT.intersection(values).difference(headers)}, message
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -214,6 +250,22 @@ class _Part(Message):
             yield self
         for part in self.inside or ():
             yield from part.leaves()
+
+    def files(self) -> Iterator[str]:
+        """Yield the name of every attached file, or its type; not of the images that a text shows."""
+        is_attached, kind = self.get_content_disposition() == "attachment", self.get_content_maintype()
+        is_shown = kind == "image" and "content-id" in self and not is_attached
+        if is_attached or (self.name and kind != "multipart" and not is_shown):
+            yield shown_name(self.name) or self.get_content_type()
+        for part in self.inside or ():
+            yield from part.files()
+
+    def telling_kind(self) -> str:
+        """Return the type that says that a program made the message: an invitation or a report; or an empty string."""
+        kind = self.get_content_type()
+        if kind == "multipart/report" or (kind == "text/calendar" and self.parameter("method")):
+            return kind
+        return next(filter(None, (part.telling_kind() for part in self.inside or ())), "")
 
     def parameter(self, name: str, header: str = "content-type") -> str:
         """Return a parameter of a header, or an empty string."""

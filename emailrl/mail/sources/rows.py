@@ -18,7 +18,7 @@ from typing import IO, Any
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import go_offline_if_unreachable
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources.headers import parse_date
+from emailrl.mail.sources.headers import note, parse_date
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 
 COLUMNS = ("message_id", "subject", "from", "to", "cc", "bcc", "date", "body", "file_name")
@@ -102,14 +102,15 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
         people = [row.get(kind) for kind in ("to", "cc", "bcc")]
         if any(isinstance(addresses, str | Mapping) for addresses in people):
             return Skipped("bad_row", name)
-        to, cc, bcc = ([_bare(address) for address in addresses or () if address] for addresses in people)
+        names: dict[str, str] = {}
+        to, cc, bcc = ([_bare(address, names) for address in addresses or () if address] for addresses in people)
         date, defects = _utc(row["date"])
         text = {key: "" if row[key] is None else row[key] for key in ("message_id", "subject", "from", "body")}
         nul = any("\0" in value for value in text.values())
         message_id, subject, sender, body = map(clean_text, text.values())
     except (AttributeError, TypeError, ValueError, OverflowError):
         return Skipped("bad_row", name)
-    message_id, sender = message_id.strip(), _bare(sender)
+    message_id, sender = message_id.strip(), _bare(sender, names)
     if not message_id:
         message_id = made_up_id(repr(sorted(row.items())).encode("utf-8", "replace"))
         defects.append("no_message_id")
@@ -117,13 +118,16 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
-    return RawEmail(message_id, subject, sender, to, cc, bcc, date, body, name, tuple(defects))
+    return RawEmail(message_id, subject, sender, to, cc, bcc, date, body, name, tuple(defects), names=names)
 
 
-def _bare(address: str) -> str:
-    if "<" in address:  # a name before it
-        address = address.rpartition("<")[2].partition(">")[0]
-    return "".join(clean_text(address).lower().split())
+def _bare(address: str, names: dict[str, str]) -> str:
+    """An address in its stored form; a name before it is added to ``names``."""
+    name, is_inside, inside = address.rpartition("<")
+    bare = "".join(clean_text(inside.partition(">")[0] if is_inside else inside).lower().split())
+    if name:
+        note(names, [bare], [name.strip().strip('"')])
+    return bare
 
 
 def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[str]]:

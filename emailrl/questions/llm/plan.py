@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from emailrl.base.cache import ReplyCache
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import is_this_machine
-from emailrl.mail.database import opened
+from emailrl.mail.database import named, opened
 from emailrl.questions.inbox import Mail, MailReader, choose_inboxes, open_inbox
 from emailrl.questions.splits import split_of_mail
 from emailrl.settings import GenerationSettings
@@ -70,9 +70,9 @@ class Batch:
             {
                 "message_id": mail.message_id,
                 "date": f"{mail.day:%a} {mail.sent_at[:16]} UTC",
-                "from": mail.sender,
-                "to": mail.to,
-                **({"cc": mail.cc} if mail.cc else {}),
+                "from": named(mail.names, mail.sender),
+                "to": [named(mail.names, each) for each in mail.to],
+                **({"cc": [named(mail.names, each) for each in mail.cc]} if mail.cc else {}),
                 "subject": mail.subject,
                 "body": mail.body,
             }
@@ -114,19 +114,24 @@ def plan_questions(
     limit: int | None = None,
     seed: int = 42,
     allow_shared: bool = False,
+    names: bool = False,
+    machine_mail: bool = False,
 ) -> QuestionPlan:
     """Choose the emails to show, and estimate; sends and writes nothing. At most ``limit`` questions (default
-    ``DEFAULT_LIMIT``), which sets the number of prompts. ``allow_shared`` splits fewer than three mailboxes by subject.
+    ``DEFAULT_LIMIT``), which sets the number of prompts. ``allow_shared`` splits fewer than three mailboxes by subject;
+    ``names`` and ``machine_mail`` as for template questions.
     Raises UsageError for a file that is not a mail database or an inbox without mail, EmailRLError if they are too
     small."""
     limit = DEFAULT_LIMIT if limit is None else limit
     with opened(Path(db)) as connection:
-        reader = MailReader(connection)
+        reader = MailReader(connection, names=names)
         fitting = {
             inbox: [
                 mail
                 for mail in open_inbox(reader, inbox).mails
-                if mail.sent_at >= EARLIEST and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
+                if mail.sent_at >= EARLIEST
+                and MIN_BODY_CHARS <= len(mail.body) <= MAX_BODY_CHARS
+                and (machine_mail or not mail.machine)
             ]
             for inbox in choose_inboxes(reader, inboxes)
         }

@@ -40,18 +40,22 @@ def generate(
     allow_shared: bool = False,
     max_source_mails: int | None = None,
     kinds: Sequence[Kind] = KINDS,
+    names: bool = False,
+    machine_mail: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Scenario]:
     """Generate questions with one provable answer each, deterministic by ``seed``. At most ``limit`` (default
     ``DEFAULT_LIMIT``), on ``inboxes`` (default: the ``MAX_INBOXES`` largest); kinds and inboxes get equal shares as far
     as their emails allow. Splits share no source email and no inbox; with ``allow_shared`` and fewer than three
     inboxes, subjects are split instead. A question with more than ``max_source_mails`` sources is left out unless its
-    kind needs all of them. ``progress(done, total)`` is called after each mailbox. Raises ``UsageError`` for a file
-    that is not a mail database or an inbox without mail, ``EmailRLError`` if no question is found."""
+    kind needs all of them. ``names`` calls people as emails write them, for agents that are shown names;
+    ``machine_mail`` asks also about what programs sent. ``progress(done, total)`` is called after each mailbox. Raises
+    ``UsageError`` for a file that is not a mail database or an inbox without mail, ``EmailRLError`` if no question is
+    found."""
     limit = DEFAULT_LIMIT if limit is None else limit
     found: defaultdict[str, list[list[_Candidate]]] = defaultdict(list)
     with opened(Path(db)) as connection:
-        reader = MailReader(connection)
+        reader = MailReader(connection, names=names)
         chosen = choose_inboxes(reader, inboxes)
         # If sizes determine the splits, a smaller limit must find as much, or its questions would be split differently.
         wanted = limit if len(chosen) >= MANY else max(limit, DEFAULT_LIMIT)
@@ -59,7 +63,7 @@ def generate(
         for done, inbox in enumerate(chosen, 1):
             box = open_inbox(reader, inbox)
             for kind in kinds:
-                found[kind.name].append([*islice(_candidates(box, kind, seed, max_source_mails), most)])
+                found[kind.name].append([*islice(_candidates(box, kind, seed, max_source_mails, machine_mail), most)])
             if progress is not None:
                 progress(done, len(chosen))
     everything = list(chain.from_iterable(chain.from_iterable(found.values())))
@@ -76,9 +80,11 @@ def generate(
     return in_order(scenarios)
 
 
-def _candidates(box: Inbox, kind: Kind, seed: int, max_source_mails: int | None) -> Iterator[_Candidate]:
+def _candidates(
+    box: Inbox, kind: Kind, seed: int, max_source_mails: int | None, machine_mail: bool
+) -> Iterator[_Candidate]:
     """Yield questions of a kind about one mailbox, from its emails in random order. None gives its answer away."""
-    datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST]
+    datable = [mail for mail in box.mails if mail.sent_at >= EARLIEST and (machine_mail or not mail.machine)]
     rng = Random(f"{seed}/{box.me}/{kind.name}")
     for mail in rng.sample(datable, len(datable)):
         finding = kind.find(box, mail, rng)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
+from emailrl.mail.database import opened
 from emailrl.mail.sources import RawEmail
+from emailrl.questions.inbox import MailReader
 from emailrl.questions.load import missing_ids, read_jsonl, read_questions
 from emailrl.questions.template import KINDS, generate, realism_of
 from emailrl.records.trajectory import Scenario
@@ -105,6 +108,30 @@ def test_named_inboxes_alone_are_asked_about(db: Path) -> None:
     assert {(s.inbox_address, s.split) for s in chosen} == {("ana.roebuck@x.org", "test")}
     with pytest.raises(UsageError, match=r"No email is from or to zoe@x\.org\. .*Its largest mailboxes: \S+@"):
         generate(db, inboxes=["zoe@x.org"])
+
+
+def test_names_as_written_and_machine_mail_only_if_wanted(tmp_path: Path) -> None:
+    names = {"bo.lindqvist@x.org": "Lindqvist, Bo Åge", "ana.roebuck@x.org": "Ana Roebuck"}
+    mails = [
+        replace(
+            mail,
+            names={each: names[each] for each in [mail.from_address, *mail.to] if each in names},
+            machine="newsletter" if mail.from_address.startswith("cy") else "",
+        )
+        for mail in mails_of_seven()
+    ]
+    db = build_database(mails, tmp_path / "mail.db").db
+    asked = {on: generate(db, limit=400, names=on) for on in (True, False)}
+    texts = {on: "\n".join(f"{each.question} {each.answer}" for each in asked[on]) for on in asked}
+    assert "Bo Åge Lindqvist" in texts[True] and "Bo Lindqvist" not in texts[True]
+    assert "Bo Lindqvist" in texts[False] and "Åge" not in texts[False]
+    machine = {mail.message_id for mail in mails if mail.machine}
+    assert machine.isdisjoint(source for each in asked[False] for source in each.message_ids if not each.needs_all)
+    everything = generate(db, limit=400, machine_mail=True)
+    assert not machine.isdisjoint(source for each in everything for source in each.message_ids)
+    with opened(db) as connection:
+        counted = MailReader(connection).machine_mail(["ana.roebuck@x.org"])
+    assert list(counted) == ["newsletter"] and 0 < counted["newsletter"] < len(machine)
 
 
 def test_of_three_unequal_mailboxes_the_largest_is_trained_on(tmp_path: Path) -> None:
