@@ -68,8 +68,9 @@ def test_a_package_holds_mailbox_questions_and_settings_and_its_card_says_whose(
 
 
 def test_recorded_calls_are_played_and_rewarded_as_in_a_rollout(played: Played) -> None:
-    assert publish("verifiers", "--out", data := played.db.parent / "package").exit_code == 0
-    folder = data / "mail_search/data"
+    package = played.db.parent / "package"
+    assert publish("verifiers", "--out", package).exit_code == 0
+    folder = package / "mail_search/data"
     for trajectory in played.trajectories:
         turns = [[call] for call in played.calls[trajectory.scenario.question]]
         with Conversation(trajectory.scenario, folder) as conversation:
