@@ -10,6 +10,7 @@ import fcntl
 import os
 import secrets
 import shlex
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +46,24 @@ def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
         check_place(out, option)
     if out.exists() and not (is_stream or may_exist):
         raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.", "exists")
+
+
+@contextmanager
+def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
+    """A folder to fill in the block, which becomes ``out`` at its end: it is complete or absent. UsageError if ``out``
+    has files or is reached through a link."""
+    incoming = out.with_name(f".{out.name}.incoming")
+    check_place(out, option)
+    check_own(incoming, option)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} already exists.", f"Choose another folder ({option}).", "exists")
+    shutil.rmtree(incoming, ignore_errors=True)
+    incoming.mkdir(parents=True)
+    try:
+        yield incoming
+        os.replace(incoming, out)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
 
 
 def write_out(path: Path, content: bytes) -> None:

@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "ask": "Ask a mailbox a question, and see the source emails.",
     "mcp": "Serve a mailbox to MCP clients: search, read, ask.",
     "serve-agent": "Serve the agent to chat clients (OpenAI's API).",
+    "convert": "Convert trajectories for other viewers and trainers.",
     "publish-env": "Write the task as a package for a hub.",
     "checkpoints": "List, show and prune the checkpoints of training runs.",
     "doctor": "Show what is installed, what is missing, how to fix it.",

@@ -1,10 +1,11 @@
 """Supervised fine-tuning on conversations: scripted experts or recorded trajectories.
 
 With --questions, or a question file beside --db, scripted experts answer the training questions on --db. With
---trajectories, the best recorded trajectory of each question is imitated, whether an earlier policy or a teacher on a
-chat server produced it. With neither, experts answer demo questions. Only the assistant's own tokens are trained.
-Inboxes of the split val (else of a tenth of the conversations) are held out; their loss selects best_model, the
-starting point for `emailrl train --adapter` (--full: --model).
+--trajectories, the best recorded trajectory of each question is imitated, whether an earlier policy, a teacher on a
+chat server or another program produced it (ATIF documents, chat messages in OpenAI's form). With neither, experts
+answer demo questions. Only the assistant's own tokens are trained. Inboxes of the split val (else of a tenth of the
+conversations) are held out; their loss selects best_model, the starting point for `emailrl train --adapter` (--full:
+--model).
 
 Examples:
 
@@ -39,7 +40,9 @@ from emailrl.settings import load_settings
 )
 def sft(
     overrides: Overrides,
-    trajectories: Annotated[list[Path] | None, Option(metavar="<path>", help="File to imitate; repeatable.")] = None,
+    trajectories: Annotated[
+        list[Path] | None, Option(metavar="<path>", help="File or folder to imitate; repeatable.")
+    ] = None,
     workers: Annotated[int | None, Option(min=1, help="Processes for demo conversations. Default: all cores.")] = None,
     out: Annotated[Path | None, path_option(help="Folder of the run. Default: OUTPUT_DIR_sft.")] = None,
     resume: Annotated[

@@ -67,6 +67,11 @@ def said_in(message: Message, first: str, tools: Sequence[Mapping[str, Any]] = (
     return None
 
 
+def before_calls(text: str, dialect: str) -> str:
+    """What a turn in this dialect says before its calls."""
+    return re.split("|".join(map(re.escape, ("<tool_call>", *DIALECTS[dialect].words))), text)[0].rstrip()
+
+
 _TAGS: Final = ("<tool_call>", "</tool_call>")
 _XML: Final = of.each_as(
     "<tool_call>\n<function=%N>\n%A</function>\n</tool_call>", "\n",

@@ -1,6 +1,6 @@
 """The mail-search task for Inspect, with the settings of the folder and the environment::
 
-    inspect eval emailrl/mail_search --model openai/gpt-5-mini -T split=test --limit 20
+inspect eval emailrl/mail_search --model openai/gpt-5-mini -T split=test --limit 20
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ mailbox, questions and settings as data. The demo mailbox makes a public environ
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,7 @@ from sqlalchemy import func, select
 
 import emailrl
 from emailrl.agent.task import MAIL
-from emailrl.base.disk import check_own, check_place
+from emailrl.base.disk import new_folder
 from emailrl.base.errors import UsageError
 from emailrl.integrations.mail_search import DB, scenarios
 from emailrl.mail.database import emails, opened
@@ -39,18 +38,12 @@ _SECTIONS: Final = ("agent", "reward_weights")
 def publish(kind: Kind, out: Path, settings: Settings, db: Path | None) -> dict[str, Any]:
     """Write the package into the new folder ``out``, on the mailbox ``db`` and its questions, or on the demo; returns
     what its card says. UsageError for an ``out`` with files, and for a task or reward that is not emailrl's own."""
-    incoming = out.with_name(f".{out.name}.incoming")
-    check_place(out, "--out")
-    check_own(incoming, "--out")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists.", "Name another folder with --out.")
     if settings.agent.environment != MAIL or settings.rewards.reward not in EXACT:
         what = "A published environment has the environment mail and the reward art_e or simple."
         raise UsageError(what, "Set EMAILRL_ENVIRONMENT and EMAILRL_REWARD.")
-    shutil.rmtree(incoming, ignore_errors=True)
-    data = incoming / "mail_search/data"
-    data.mkdir(parents=True)
-    try:
+    with new_folder(out) as folder:
+        data = folder / "mail_search/data"
+        data.mkdir(parents=True)
         if db is None:
             write_demo(data / DB, settings=settings.store, seed=settings.training.seed)
         else:
@@ -60,11 +53,8 @@ def publish(kind: Kind, out: Path, settings: Settings, db: Path | None) -> dict[
         (data / "emailrl.toml").write_text(_toml(settings), "utf-8")
         told = _card(kind, data) | {"max_turns": settings.agent.max_turns, "reward": settings.rewards.reward}
         for template in sorted((TEMPLATES / kind).rglob("*.jinja")):
-            _render(template, incoming / template.relative_to(TEMPLATES / kind).with_suffix(""), told)
-        _render(TEMPLATES / "README.md.jinja", incoming / "README.md", told)
-        os.replace(incoming, out)
-    finally:
-        shutil.rmtree(incoming, ignore_errors=True)
+            _render(template, folder / template.relative_to(TEMPLATES / kind).with_suffix(""), told)
+        _render(TEMPLATES / "README.md.jinja", folder / "README.md", told)
     return told
 
 

@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 _SHOWN = 40  # characters of a wrong value quoted in an error
 
 
-def encode(record: Record) -> bytes:
+def encode(record: Record | list[Record]) -> bytes:
     """Return one line of strict JSON with its newline; NaN and infinity become null."""
     with suppress(ValueError):  # a lone surrogate, or nested deeper than it allows
         return to_json(record, inf_nan_mode="null") + b"\n"  # takes a fifth of the standard library's time

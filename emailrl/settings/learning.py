@@ -113,7 +113,8 @@ class SftSettings(Section):
     question file is named or, without trajectories, lies next to the database; none with trajectories only; else
     demo."""
     trajectories: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = ()
-    """Comma-separated trajectory files to imitate (from `rollout` or `benchmark`), one trajectory per question."""
+    """Comma-separated trajectory files to imitate, one trajectory per question. They are from `rollout` or `benchmark`,
+    or of other programs: ATIF documents, chat messages in OpenAI's form, or folders of these."""
     best_of: Positive | None = None
     """Imitate the highest-reward trajectory among the first N of each question (default: among all)."""
     min_reward: float | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.base.workers import in_order, worker_processes
-from emailrl.records import read_trajectories
+from emailrl.records.foreign import conversations_in
 from emailrl.records.trajectory import StopReason, Trajectory
 from emailrl.settings import Settings
 from emailrl.sft import demo
@@ -62,11 +62,11 @@ def read_conversations(
     """The highest-reward conversation per question (the first of equals), and notes on the rest. Trajectories that
     raised, were truncated, or have no assistant reply are never used. Raises UsageError for a missing file or if
     nothing is left, EmailRLError (file and line) for one that cannot be read."""
-    if absent := [file for file in files if not file.is_file()]:
+    if absent := [file for file in files if not (file.is_file() or file.is_dir())]:
         raise UsageError(f"No such trajectory file: {absent[0]}.", "Record one: emailrl rollout --out FILE.jsonl")
     counts, seen = Counter[str](), Counter[tuple[str, str]]()
     best: dict[tuple[str, str], Trajectory] = {}
-    for trajectory in (each for file in files for each in read_trajectories(file)):
+    for trajectory in (each for file in files for each in conversations_in(file)):
         question = (trajectory.scenario.id, trajectory.scenario.inbox_address)
         counts["read"] += 1
         roles = [message.role for message in trajectory.messages]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from emailrl.agent.task import MailEnvironment
-from emailrl.engines.dialects import DIALECTS, parse, said_in
+from emailrl.engines.dialects import DIALECTS, before_calls, parse, said_in
 from emailrl.records.trajectory import Message, TokenSample, ToolCall
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def as_spoken(message: Message, dialect: str = EXPERTS, tools: Sequence[dict[str
         return message
     words = message.content
     if said is not None:  # what another dialect says before its calls
-        words = re.split("|".join(map(re.escape, ("<tool_call>", *DIALECTS[said].words))), words)[0].rstrip()
+        words = before_calls(words, said)
         words = "" if words == message.content.rstrip() else words
     calls, line = DIALECTS[dialect].write(message.tool_calls), "\n" if words else ""
     return Message("assistant", f"{words}{line}{calls}", message.tool_calls)

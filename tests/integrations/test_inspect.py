@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from documents.pages import DOCS
 from integrations.conftest import Played, foreign
 
 INSPECT = ("inspect", "inspect-ai==0.3.285")
@@ -37,6 +38,7 @@ print(json.dumps({
 
 @pytest.mark.clients
 def test_inspect_plays_the_task_and_rewards_alike(tmp_path: Path, played: Played) -> None:
+    assert "inspect eval emailrl/mail_search" in (DOCS / "guides/clients.md").read_text()
     python = foreign(*INSPECT)
     settings = {"emailrl_db": str(played.db), "questions": str(played.db.parent / "chosen.jsonl"), "judge": "offline"}
     toml = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
