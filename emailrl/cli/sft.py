@@ -35,7 +35,7 @@ from emailrl.settings import load_settings
     "model_name adapter full_finetuning from_scratch experts questions db train_dataset_size eval_dataset_size",
     "best_of min_reward thinking chat_template_kwargs",
     "sft_steps sft_batch_size sft_learning_rate sft_eval_steps sft_patience",
-    "seed wandb_mode tensorboard allow_shared_inbox verbose",
+    "seed wandb_mode tensorboard trackio allow_shared_inbox verbose",
     verbose="Log debug messages in training.log.",
 )
 def sft(

@@ -53,7 +53,7 @@ SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its l
     "train_dataset_size eval_dataset_size eval_steps seed output_dir resume",
     "Cluster: nproc nnodes",
     "Advanced: environment backend num_train_epochs beta temperature save_steps target_accuracy patience",
-    "Advanced: wandb_mode teacher thinking chat_template_kwargs tensorboard allow_shared_inbox max_cost",
+    "Advanced: wandb_mode teacher thinking chat_template_kwargs tensorboard trackio allow_shared_inbox max_cost",
     "Advanced: verbose show_trajectory_details",
     verbose="Print a line per rollout; log debug messages in training.log.",
 )

@@ -1,13 +1,16 @@
-"""Where a run's numbers go: the console and ``training.log``, ``metrics.jsonl``, W&B and TensorBoard."""
+"""Where a run's numbers go: the console and ``training.log``, ``metrics.jsonl``, W&B, TensorBoard and Trackio."""
 
 from __future__ import annotations
 
+import io
 import logging
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -74,6 +77,8 @@ class Tracker:
         check_own(events, "TENSORBOARD_DIR")
         self._log = open_log(run_dir / "training.log", verbose=settings.output.verbose)
         self._services = [_tensorboard(events, step)] if tracking.tensorboard else []
+        if tracking.trackio:
+            self._services.append(_trackio(tracking.wandb_project, run_id, settings.public(), self.say))
         if tracking.wandb_mode != "disabled":
             tracking = tracking.model_copy(update={"wandb_name": tracking.wandb_name.replace("{mode}", mode)})
             self._services.append(_wandb(tracking, run_dir, run_id, settings.public(), self.say))
@@ -189,9 +194,10 @@ def check_services(tracking: TrackingSettings) -> None:
     """Raise UsageError if a service's package is missing, or an untrusted file of the folder configures W&B."""
     if tracking.wandb_mode != "disabled":
         trust.check(trust.wandb_risks(Path.cwd()), Path.cwd())
-    if tracking.tensorboard and find_spec("tensorboard") is None:
-        problem = "TENSORBOARD needs the tensorboard package."
-        raise UsageError(problem, "Run in the clone: pip install -e '.[tensorboard]'")
+    for name in ("tensorboard", "trackio"):
+        if getattr(tracking, name) and find_spec(name) is None:
+            hint = f"Run in the clone: pip install -e '.[{name}]'"
+            raise UsageError(f"EMAILRL_{name.upper()} needs the {name} package.", hint)
 
 
 def _wandb(tracking: TrackingSettings, run_dir: Path, run_id: str, config: dict[str, Any], say: Say) -> Service:
@@ -236,3 +242,21 @@ def _tensorboard(directory: Path, step: int) -> Service:
             writer.add_scalar(name, number, step)
 
     return log, writer.close
+
+
+def _trackio(project: str, run_id: str, config: dict[str, Any], say: Say) -> Service:
+    """The Trackio run with a run's id, started or resumed; it has steps that an interrupted run left, too."""
+    import trackio
+
+    def quietly(call: Callable[..., Any], **given: Any) -> Any:
+        with redirect_stdout(io.StringIO()):  # stdout is for results
+            return call(**given)
+
+    off: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    run = quietly(trackio.init, project=project, name=run_id, config=config, resume="allow", **off)
+    say(f"Trackio: trackio show --project {shlex.quote(project)}")
+
+    def log(numbers: dict[str, float], step: int) -> None:
+        quietly(run.log, metrics={name: value for name, value in numbers.items() if name != "step"}, step=step)
+
+    return log, partial(quietly, trackio.finish)  # run.finish would be called again at exit

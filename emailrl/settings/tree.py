@@ -378,8 +378,10 @@ class TrackingSettings(Section):
     """Also write TensorBoard events (needs the extra `tensorboard`)."""
     tensorboard_dir: Annotated[Path | None, Written()] = None
     """Folder for TensorBoard events, with a subfolder per run; default: in the run's own folder."""
+    trackio: bool = False
+    """Also log to Trackio, on this machine (needs the extra `trackio`). The project is WANDB_PROJECT."""
     logging_steps: Positive = 1
-    """Steps between log lines on the console, W&B and TensorBoard; metrics.jsonl has every step."""
+    """Steps between log lines on the console and in trackers; metrics.jsonl has every step."""
 
 
 class BenchmarkSettings(Section):

@@ -141,11 +141,12 @@ def test_a_real_offline_run_is_written_here_and_runs_no_command_that_a_folders_g
     assert (tmp_path / "PWNED").exists()  # it would have been
 
 
-def test_tensorboard_without_its_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "find_spec", {"tensorboard": None}.get)
+@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
+def test_a_tracker_without_its_package_is_a_clear_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "find_spec", {name: None}.get)
     log.check_services(OFF)
-    with pytest.raises(UsageError, match=r"needs the tensorboard package.*pip install -e '\.\[tensorboard\]'"):
-        log.check_services(TrackingSettings(tensorboard=True))
+    with pytest.raises(UsageError, match=rf"needs the {name} package.*pip install -e '\.\[{name}\]'"):
+        log.check_services(TrackingSettings(**{name: True}))
 
 
 def test_tensorboard_gets_every_number_and_hides_steps_done_again(
