@@ -21,6 +21,7 @@ from emailrl.agent.tools import (
     MAX_READ_ADDRESSES,
     MAX_RESULTS,
     TOOLS,
+    WITH_THREADS,
     call_tool,
     check_arguments,
     to_json,
@@ -116,12 +117,13 @@ class MailEnvironment:
         counts: bool = False,
         names: bool = False,
         mailbox_in_question: bool = False,
+        threads: bool = False,
         earlier: Sequence[Message] = (),
     ) -> None:
         self.scenario, self.mailbox, self.max_turns, self.earlier = scenario, mailbox, max_turns, earlier
         self.question_template, self.report = question_template, report
         self.short_ids, self.counts, self.mailbox_in_question = short_ids, counts, mailbox_in_question
-        self.names = names
+        self.names, self.tools = names, WITH_THREADS if threads else TOOLS
         self._shown: dict[str, str] = {}  # message ids by the short ones of this conversation
         self.rubric = Rubric()
         self.final_answer: str | None = None
@@ -161,7 +163,7 @@ class MailEnvironment:
             return self._refuse(StopReason.CANT_PARSE_TOOL_CALL, message.parse_error)
         if call is None:
             return self._refuse(StopReason.BAD_TOOL_CALL_ARGS, "No tool call.")
-        if call.name not in TOOLS:
+        if call.name not in self.tools:
             return self._refuse(StopReason.BAD_TOOL_CALL_NAME, f"Unknown tool: {call.name!r}.", call)
         try:
             value, shown = self._call(call.name, call.arguments)
@@ -175,7 +177,8 @@ class MailEnvironment:
         elif value is EMAIL_NOT_FOUND:
             rubric.ever_tried_to_read_invalid_email = True
         else:
-            rubric.ever_read_right_email |= value["message_id"] in self._sources
+            emails = value if isinstance(value, list) else [value]
+            rubric.ever_read_right_email |= any(each["message_id"] in self._sources for each in emails)
         result = to_json(value)
         told = result if shown is value else to_json(shown)
         reply = Message("tool", told, tool_call_id=call.id, name=call.name)
@@ -183,7 +186,7 @@ class MailEnvironment:
 
     def _call(self, name: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
         """What a tool returns, and what the conversation shows of it; ToolError for bad arguments."""
-        if name == "read_email" and isinstance(asked := arguments.get("message_id"), str):
+        if name in ("read_email", "read_thread") and isinstance(asked := arguments.get("message_id"), str):
             arguments = arguments | {"message_id": self.message_id(asked)}
         value = shown = call_tool(self.mailbox, name, arguments)
         changes = [self._with_names] * self.names + [self._shortened] * self.short_ids
@@ -354,6 +357,7 @@ def mail_agent(
         counts=agent.count_matches,
         names=agent.show_names,
         mailbox_in_question=agent.mailbox_in_question,
+        threads=agent.read_threads,
         earlier=earlier,
     )
 

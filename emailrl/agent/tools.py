@@ -1,6 +1,6 @@
-"""The agent's three tools, with ART-E's names, parameters and limits, as typed functions. ``tool_schemas`` reads their
-signatures and docstrings, ``call_tool`` checks a model's arguments against the same. The first parameter, the mailbox
-and with it the inbox, is bound by the environment and appears in no schema."""
+"""The agent's tools, ART-E's three and one for threads, with its names, parameters and limits, as typed functions.
+``tool_schemas`` reads their signatures and docstrings, ``call_tool`` checks a model's arguments against the same. The
+first parameter, the mailbox and with it the inbox, is bound by the environment and appears in no schema."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from emailrl.base.errors import ToolError
 
 if TYPE_CHECKING:
-    from emailrl.mail import Mailbox
+    from emailrl.mail import Email, Mailbox
     from emailrl.settings import AgentSettings
 
 MAX_RESULTS = 10
 MAX_READ_CHARS = 200_000
 """Characters of a body that ``read_email`` returns: more than most context windows hold. Anyone can send an email of
 10 MB, for which a tokenizer takes half a minute and gigabytes, or crashes (Qwen's, on blanks alone)."""
+MAX_THREAD = 50  # Emails that ``read_thread`` returns, around the one that is asked for
 MAX_READ_ADDRESSES = 1000  # Addresses of each field that ``read_email`` returns
 WITHOUT_KEYWORDS = " May be empty where an address or a date is given."
 """Added to the description of keywords if mailboxes can be searched without them."""
@@ -63,14 +64,33 @@ def read_email(mailbox: Mailbox, message_id: str) -> dict[str, Any]:
     found = mailbox.read(message_id)
     if found is None:
         return EMAIL_NOT_FOUND
+    return _in_full(found, MAX_READ_CHARS)
+
+
+def _in_full(found: Email, most: int) -> dict[str, Any]:
+    """An email with at most so many characters of its body; what is cut says so at its end."""
     email = {each.name: getattr(found, each.name) for each in fields(found) if each.compare}
-    # What is cut says so at its end.
-    if (length := len(email["body"])) > MAX_READ_CHARS:
-        email["body"] = f"{email['body'][:MAX_READ_CHARS]} … (cut: {MAX_READ_CHARS:,} of {length:,} characters)"
+    if (length := len(email["body"])) > most:
+        email["body"] = f"{email['body'][:most]} … (cut: {most:,} of {length:,} characters)"
     for field in ("to_addresses", "cc_addresses", "bcc_addresses"):
         if (more := len(email[field]) - MAX_READ_ADDRESSES) > 0:
             email[field] = [*email[field][:MAX_READ_ADDRESSES], f"… and {more:,} more"]
     return email
+
+
+def read_thread(mailbox: Mailbox, message_id: str) -> list[dict[str, Any]] | dict[str, Any]:
+    """Read the whole conversation that an email belongs to, oldest email first.
+
+    Args:
+        message_id: The message id of any email of the conversation, as a search returned it.
+    """
+    found = mailbox.read(message_id)
+    if found is None:
+        return EMAIL_NOT_FOUND
+    ids = mailbox.thread(found)
+    first = max(0, min(ids.index(message_id) - MAX_THREAD // 2, len(ids) - MAX_THREAD))
+    shown = ids[first : first + MAX_THREAD]
+    return [_in_full(email, MAX_READ_CHARS // len(shown)) for email in map(mailbox.read, shown) if email is not None]
 
 
 def return_final_answer(mailbox: Mailbox, answer: str, sources: list[str] | None) -> None:
@@ -84,6 +104,7 @@ def return_final_answer(mailbox: Mailbox, answer: str, sources: list[str] | None
 
 Tool = Callable[..., Any]
 TOOLS: dict[str, Tool] = {tool.__name__: tool for tool in (search_emails, read_email, return_final_answer)}
+WITH_THREADS: dict[str, Tool] = {tool.__name__: tool for tool in (search_emails, read_email, read_thread)} | TOOLS
 
 
 def _is_texts(value: object) -> bool:
@@ -99,10 +120,14 @@ _TYPES: dict[str, tuple[str, dict[str, Any], Callable[[Any], bool]]] = {
 """What annotations mean: in words, as JSON schema, and as a check."""
 
 
+def tools_of(agent: AgentSettings | None) -> dict[str, Tool]:
+    return WITH_THREADS if agent is not None and agent.read_threads else TOOLS
+
+
 def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
     """OpenAI function schemas of the tools, a fresh copy each call; descriptions follow the search settings."""
     schemas = list[dict[str, Any]]()
-    for name, tool in TOOLS.items():
+    for name, tool in tools_of(agent).items():
         summary, _, arguments = (inspect.getdoc(tool) or "").partition("Args:")
         descriptions = dict(re.findall(r"^\s+(\w+): (.+)$", arguments, re.MULTILINE))
         properties: dict[str, Any] = {}
@@ -126,7 +151,7 @@ def tool_schemas(agent: AgentSettings | None = None) -> list[dict[str, Any]]:
 @cache
 def _parameters(name: str) -> list[inspect.Parameter]:
     """All parameters of a tool but the mailbox."""
-    return list(inspect.signature(TOOLS[name]).parameters.values())[1:]
+    return list(inspect.signature(WITH_THREADS[name]).parameters.values())[1:]
 
 
 def check_arguments(name: str, arguments: dict[str, Any]) -> None:
@@ -147,7 +172,7 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
 def call_tool(mailbox: Mailbox, name: str, arguments: dict[str, Any]) -> Any:
     """Run one tool on checked arguments; raises only ``ToolError`` for bad ones."""
     check_arguments(name, arguments)
-    return TOOLS[name](mailbox, **arguments)
+    return WITH_THREADS[name](mailbox, **arguments)
 
 
 def to_json(result: Any) -> str:

@@ -296,6 +296,7 @@ def _lines(step: StepResult) -> Iterator[Text]:
         yield line("search", f"{' '.join(words)}: {counted(len(result), 'hit')}", "bold")
         for hit in result[:NUM_HITS]:
             yield line("", re.sub("</?b>", "", hit["snippet"]), "dim")
-    elif step.tool_name == "read_email" and isinstance(result, dict):
-        sent = (result["date"] or "no date")[:10]
-        yield line("read", f"{result['subject']}, {result['from_address']}, {sent}", "bold")
+    elif step.tool_name in ("read_email", "read_thread") and isinstance(result, list | dict):
+        for each in result if isinstance(result, list) else [result]:
+            sent = (each["date"] or "no date")[:10]
+            yield line("read", f"{each['subject']}, {each['from_address']}, {sent}", "bold")

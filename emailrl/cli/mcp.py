@@ -49,8 +49,8 @@ def mcp(
     own, agent = find_inbox(settings.store.db, inbox), settings.agent
     loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
     has_torch = settings.is_chat or importlib.util.find_spec("torch") is not None
-    order, without_keywords = agent.search_order, agent.search_without_keywords
-    with open_mailbox(settings.store.db, own, order=order, without_keywords=without_keywords) as mailbox:
+    how = agent.search_order, agent.search_without_keywords, agent.show_names
+    with open_mailbox(settings.store.db, own, None, *how) as mailbox:
         ask = (lambda question: loaded().answer(question, own)) if has_torch else None
         server = build_server(mailbox, agent, ask)
         if not http:

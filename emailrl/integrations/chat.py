@@ -65,8 +65,9 @@ def told(step: StepResult) -> str:
         filters = [f"{key} {value}" for key, value in arguments.items() if value and key != "keywords"]
         words = ", ".join([" ".join(map(str, arguments.get("keywords") or [])), *filters])
         return f"Search: {one_line(words)}\n"
-    if step.tool_name == "read_email":
-        return f"Read: {cut(one_line(str(arguments.get('message_id'))), 200)}\n"
+    if step.tool_name in ("read_email", "read_thread"):
+        what = "Read" if step.tool_name == "read_email" else "Read thread"
+        return f"{what}: {cut(one_line(str(arguments.get('message_id'))), 200)}\n"
     return ""
 
 

@@ -59,9 +59,9 @@ class Conversation:
 
     def __init__(self, scenario: Scenario, folder: Path | None = None) -> None:
         settings, self._scorer = shared(folder)
-        agent = settings.agent
-        how: dict[str, Any] = {"order": agent.search_order, "without_keywords": agent.search_without_keywords}
-        self._mailbox = open_mailbox(settings.store.db, scenario.inbox_address, scenario.query_date, **how)
+        agent, inbox, until = settings.agent, scenario.inbox_address, scenario.query_date
+        how = agent.search_order, agent.search_without_keywords, agent.show_names
+        self._mailbox = open_mailbox(settings.store.db, inbox, until, *how)
         self._environment = mail_agent(agent, scenario, self._mailbox)
         self._trajectory = Trajectory(scenario.id, scenario.id, scenario, messages=self._environment.start())
 

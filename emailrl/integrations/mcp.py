@@ -41,9 +41,11 @@ ASK: Final = {
 _TEXT: Final = {"type": "string"}
 _TEXTS: Final = {"type": "array", "items": _TEXT}
 _HIT: Final = {"type": "object", "properties": {"message_id": _TEXT, "snippet": _TEXT}}
+_EMAIL: Final = {"message_id": _TEXT, "body": _TEXT}
 OUTPUTS: Final[dict[str, dict[str, Any]]] = {
     "search_emails": {"emails": {"type": "array", "items": _HIT}},
-    "read_email": {"message_id": _TEXT, "body": _TEXT},
+    "read_email": _EMAIL,
+    "read_thread": {"emails": {"type": "array", "items": {"type": "object", "properties": _EMAIL}}},
     "ask": {"answer": {"type": ["string", "null"]}, "sources": _TEXTS, "stop_reason": {"type": ["string", "null"]}},
 }
 """The properties of each tool's structured result."""
@@ -51,7 +53,8 @@ OUTPUTS: Final[dict[str, dict[str, Any]]] = {
 
 def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], Answer] | None) -> Server[Any]:
     """The server of one mailbox; ``ask`` is called in a thread, one question at a time, and listed only if given."""
-    functions = {schema["function"]["name"]: schema["function"] for schema in tool_schemas(agent)} | {"ask": ASK}
+    schemas = tool_schemas(agent.model_copy(update={"read_threads": True}))
+    functions = {schema["function"]["name"]: schema["function"] for schema in schemas} | {"ask": ASK}
     names = [name for name in OUTPUTS if name != "ask" or ask is not None]
     one_at_a_time = asyncio.Lock()
 

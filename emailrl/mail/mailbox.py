@@ -228,14 +228,18 @@ class Mailbox:
     def place_in_thread(self, email: Email) -> tuple[int, int] | None:
         """Return the place of an email in its thread, from 1, and the number of the thread's emails in this mailbox;
         None if it is alone or they are more than ``MOST_COUNTED``."""
+        ids = self.thread(email)
+        return (ids.index(email.message_id) + 1, len(ids)) if len(ids) > 1 else None
+
+    def thread(self, email: Email) -> list[str]:
+        """Return the ids of the thread's emails in this mailbox, oldest first: only the email's own if it is alone or
+        they are more than ``MOST_COUNTED``."""
         if email.thread_id is None:
-            return None
+            return [email.message_id]
         bounds = self._last_id(self.until or _DATES_END), self._last_id(_UNDATED_END if self.until else "")
         rows = self._rows(_THREAD, (email.thread_id, MOST_COUNTED + 1, *bounds, self.inbox, self.inbox))
         ids = [message_id for (message_id,) in rows]
-        if not 1 < len(ids) <= MOST_COUNTED or email.message_id not in ids:
-            return None
-        return ids.index(email.message_id) + 1, len(ids)
+        return ids if email.message_id in ids and len(ids) <= MOST_COUNTED else [email.message_id]
 
     def close(self) -> None:
         """Release the database; further calls raise ``EmailRLError``."""

@@ -121,8 +121,8 @@ def evidence(trajectory: Trajectory) -> Record:
             continue
         if turn.tool_name == "search_emails":
             hits, first = result if isinstance(result, list) else [], found
-        elif turn.tool_name == "read_email":
-            hits, first = [result], read
+        elif turn.tool_name in ("read_email", "read_thread"):
+            hits, first = result if isinstance(result, list) else [result], read
         else:
             continue
         for hit in hits:

@@ -103,8 +103,8 @@ def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | N
 
 
 def _has_looked(trajectory: Trajectory) -> bool:
-    """Whether the question has an answer, or a tool other than ``read_email`` was used before the last turn."""
-    searched = any(turn.tool_name not in (None, "read_email") for turn in trajectory.turns[:-1])
+    """Whether the question has an answer, or a tool other than those that read was used before the last turn."""
+    searched = any(turn.tool_name not in (None, "read_email", "read_thread") for turn in trajectory.turns[:-1])
     return trajectory.scenario.answerable or searched
 
 

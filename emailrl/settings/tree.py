@@ -70,7 +70,7 @@ ToolDialect = Literal[
 
 PLAYED_WITH: Final = (
     "thinking", "chat_template_kwargs", "tool_dialect",
-    "short_message_ids", "count_matches", "show_names", "mailbox_in_question",
+    "short_message_ids", "count_matches", "show_names", "read_threads", "mailbox_in_question",
 )  # fmt: skip
 """What a policy sees of a conversation and how it writes calls: a checkpoint is played with its own, which
 ``metadata.json`` records (``names.as_recorded``)."""
@@ -241,6 +241,8 @@ class AgentSettings(Section):
     show_names: bool = False
     """Search names of people and attachments and other spellings (Mueller, Müller), too, and show with each email who
     wrote it and when, its place in the thread, and whether a program sent it."""
+    read_threads: bool = False
+    """Give the agent a fourth tool, read_thread, which reads all emails of a conversation at once."""
     mailbox_in_question: bool = False
     """Name the mailbox and today's date before the question instead of in the system prompt, so that all prompts begin
     with the same tokens."""

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 from mail_calls import call
 
-from emailrl.agent import MailEnvironment, Rubric
+from emailrl.agent import MailEnvironment, Rubric, tool_schemas
+from emailrl.agent.task import mail_agent
+from emailrl.agent.tools import call_tool
 from emailrl.base.errors import EmailRLError, ToolError
 from emailrl.facts.words import is_i_dont_know
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
-from emailrl.records.trajectory import Message, StopReason, ToolCall
+from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
+from emailrl.settings import AgentSettings
 
 INBOX = "ida@corvane.test"
 Play = Callable[..., MailEnvironment]
@@ -223,3 +226,42 @@ def test_errors_of_the_mailbox_are_not_blamed_on_the_model(play: Play) -> None:
         environment.step(call("search_emails", keywords=["pump"]))
     assert not isinstance(caught.value, ToolError)
     assert not environment.rubric.bad_tool_call_args
+
+
+def test_a_thread_is_read_whole_if_the_agent_has_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    day, other = datetime(2002, 5, 2, 9, tzinfo=UTC), "otto@corvane.test"
+    mails = [
+        RawEmail(f"<{n}@x>", "Re: Pump", other if n % 2 else INBOX, [INBOX if n % 2 else other], [], [],
+                 day + timedelta(hours=n), f"Mail {n}." + "x" * 90, references=[f"<{n - 1}@x>"] if n else [])
+        for n in range(7)
+    ]  # fmt: skip
+    mails.append(RawEmail("<7@x>", "Re: Pump", other, ["z@x"], [], [], day, "Hidden.", references=["<0@x>"]))
+    mails.append(RawEmail("<8@x>", "Alone", other, [INBOX], [], [], day, "Alone."))
+    db = build_database(mails, tmp_path / "m.db").db
+    scenario = Scenario("q", "When?", "May", ["<2@x>"], INBOX, "2002-05-03")
+    agent = AgentSettings(read_threads=True, short_message_ids=True, max_turns=9)
+    assert [schema["function"]["name"] for schema in tool_schemas(agent)] == [
+        "search_emails", "read_email", "read_thread", "return_final_answer",
+    ]  # fmt: skip
+    environment = mail_agent(agent, scenario, open_mailbox(db, INBOX, scenario.query_date))
+    environment.start()
+    environment.step(call("search_emails", keywords=["Mail"], max_results=1))
+    shown = environment.step(call("read_thread", message_id="m1"))
+    emails = json.loads(shown.messages[0].content)
+    # Oldest first, under short ids; what this mailbox does not have is not shown.
+    assert [each["body"][:7] for each in emails] == [f"Mail {n}." for n in range(7)]
+    assert emails[-1]["message_id"] == "m1" and len({each["message_id"] for each in emails}) == 7
+    assert environment.rubric.ever_read_right_email and not environment.rubric.ever_tried_to_read_invalid_email
+    environment.step(call("read_thread", message_id="<7@x>"))
+    assert environment.rubric.ever_tried_to_read_invalid_email
+
+    monkeypatch.setattr("emailrl.agent.tools.MAX_THREAD", 3)
+    monkeypatch.setattr("emailrl.agent.tools.MAX_READ_CHARS", 30)
+    for asked, wanted in (("<0@x>", [0, 1, 2]), ("<4@x>", [3, 4, 5]), ("<6@x>", [4, 5, 6]), ("<8@x>", [8])):
+        found = call_tool(environment.mailbox, "read_thread", {"message_id": asked})
+        assert [each["message_id"] for each in found] == [f"<{n}@x>" for n in wanted]
+        assert len(wanted) == 1 or all("cut: 10 of 97" in each["body"] for each in found)
+
+    without = mail_agent(AgentSettings(), scenario, environment.mailbox)
+    without.start()
+    assert without.step(call("read_thread", message_id="<1@x>")).stop_reason == "bad_tool_call_name"

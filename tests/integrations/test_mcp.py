@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from documents.pages import DOCS
+from integrations.conftest import foreign
 from tiny import ANN
 
+import emailrl
 from emailrl.mail import open_mailbox
 from emailrl.settings import load_settings
 
@@ -42,7 +45,7 @@ def connect(arguments: list[str], db: Path, environment: dict[str, str], work: C
 def test_an_official_client_searches_reads_and_asks(db: Path, environment: dict[str, str]) -> None:
     async def work(client: Any) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert list(tools) == ["search_emails", "read_email", "ask"]
+        assert list(tools) == ["search_emails", "read_email", "read_thread", "ask"]
         assert all(tool.annotations.read_only_hint for tool in tools.values())
         assert tools["search_emails"].input_schema["required"] == ["keywords"]
 
@@ -52,6 +55,9 @@ def test_an_official_client_searches_reads_and_asks(db: Path, environment: dict[
         assert framed is not None and json.loads(framed[2]) == found.structured_content
         read = await client.call_tool("read_email", {"message_id": "<m0@x>"})
         assert "31 May 2002" in read.structured_content["body"] and framed[1] not in read.content[0].text
+
+        thread = await client.call_tool("read_thread", {"message_id": "<m0@x>"})
+        assert thread.structured_content["emails"] == [read.structured_content]
 
         answer = (await client.call_tool("ask", {"question": "When does the lease end?"})).structured_content
         assert (answer["answer"], answer["sources"][0]) == ("On 31 May 2002.", "<m0@x>")
@@ -68,7 +74,8 @@ def test_what_a_client_gets_wrong_is_an_error_of_the_tool(db: Path) -> None:
         async def work() -> list[Any]:
             async with mcp.Client(server) as client:
                 wrong = [
-                    ("read_email", {"message_id": "<nobody@x>"}), ("search_emails", {"keywords": "lease"}),
+                    ("read_email", {"message_id": "<nobody@x>"}), ("read_thread", {"message_id": "<nobody@x>"}),
+                    ("search_emails", {"keywords": "lease"}),
                     ("search_emails", {"keywords": ["lease"], "inbox": "bob@example.com"}), ("ask", {"question": "?"}),
                     ("return_final_answer", {"answer": "", "sources": []}), ("read_email", {}),
                 ]  # fmt: skip
@@ -79,7 +86,11 @@ def test_what_a_client_gets_wrong_is_an_error_of_the_tool(db: Path) -> None:
 
 def test_without_torch_a_mailbox_is_searched_and_nobody_asked(db: Path, environment: dict[str, str]) -> None:
     async def work(client: Any) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == ["search_emails", "read_email"]
+        assert [tool.name for tool in (await client.list_tools()).tools] == [
+            "search_emails",
+            "read_email",
+            "read_thread",
+        ]
         found = await client.call_tool("search_emails", {"keywords": ["deposit"]})
         assert not found.is_error and found.structured_content["emails"]
 
@@ -93,7 +104,7 @@ def test_over_http_only_this_machine_or_the_bearer_of_the_token_is_served(serve:
         async with mcp.Client(f"{own}/mcp") as client:
             return [tool.name for tool in (await client.list_tools()).tools]
 
-    assert asyncio.run(asyncio.wait_for(tools(), 60)) == ["search_emails", "read_email", "ask"]
+    assert asyncio.run(asyncio.wait_for(tools(), 60)) == ["search_emails", "read_email", "read_thread", "ask"]
     guarded = serve("mcp", "--http", "--host", "0.0.0.0", SERVER_TOKEN="t0ken")
 
     def status(address: str, **headers: str) -> int:
@@ -109,7 +120,7 @@ def test_over_http_only_this_machine_or_the_bearer_of_the_token_is_served(serve:
 @pytest.mark.parametrize("text", CONFIGURATIONS)
 def test_the_guides_configurations_start_the_server(text: str, db: Path, environment: dict[str, str]) -> None:
     async def work(client: Any) -> None:
-        assert len((await client.list_tools()).tools) == 3
+        assert len((await client.list_tools()).tools) == 4
 
     [servers] = json.loads(text).values()
     [server] = servers.values()
@@ -120,3 +131,42 @@ def test_the_guides_configurations_start_the_server(text: str, db: Path, environ
 
 def test_the_guide_has_configurations() -> None:
     assert len(CONFIGURATIONS) == 2
+
+
+def server_json() -> dict[str, Any]:
+    return json.loads((DOCS.parent / "server.json").read_text())
+
+
+def test_the_registrys_entry_starts_this_server(db: Path, environment: dict[str, str]) -> None:
+    entry = server_json()
+    [package] = entry["packages"]
+    assert entry["version"] == package["version"] == emailrl.__version__ and package["identifier"] == "emailrl"
+    # By which the registry knows that the package is its owner's.
+    assert f"mcp-name: {entry['name']}" in (DOCS.parent / "README.md").read_text()
+    assert len(entry["description"]) <= 100
+    given = {"--db": str(db), "--inbox": ANN}
+    arguments = list[str]()
+    for one in package["packageArguments"]:
+        arguments += [one["value"]] if one["type"] == "positional" else [one["name"], given.pop(one["name"])]
+
+    async def work(client: Any) -> None:
+        assert len((await client.list_tools()).tools) == 4
+
+    assert not given
+    connect(["-m", "emailrl", *arguments], db, environment, work)
+
+
+@pytest.mark.clients
+def test_the_registrys_schema_takes_the_entry(tmp_path: Path) -> None:
+    """skillsaw ships the schemas that the registry has released, and its rules for publishing."""
+    python = foreign("skillsaw", "skillsaw==0.22.0")
+
+    def told(entry: dict[str, Any]) -> str:
+        (tmp_path / "server.json").write_text(json.dumps(entry))
+        command = [python, "-m", "skillsaw", "lint", str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True).stdout
+
+    entry = server_json()
+    assert "mcp-registry-server-json-valid" not in told(entry)
+    entry["packages"][0]["transport"] = {"type": "pipe"}
+    assert "mcp-registry-server-json-valid" in told(entry)

@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,14 @@ from engines.chat_server import StubServer, said
 from integrations.conftest import Played, foreign
 from typer.testing import CliRunner
 
+from emailrl.agent.play import Stage
+from emailrl.agent.task import load_task
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.app import app
-from emailrl.integrations.mail_search import Conversation
+from emailrl.integrations.mail_search import Conversation, prompt
 from emailrl.questions.load import questions_file
+from emailrl.records.trajectory import Message, ToolCall
+from emailrl.settings import load_settings
 
 VERIFIERS = ("verifiers", "verifiers==0.4.0", "uv")
 OPENENV = ("openenv", "openenv==0.10.0")
@@ -89,6 +94,23 @@ def test_recorded_calls_are_played_and_rewarded_as_in_a_rollout(played: Played) 
     with Conversation(trajectory.scenario, folder) as conversation:
         assert not conversation.replay([[("read_email", '{"message_id": "<1>"}')]]).is_over
         assert conversation.replay([[]]).is_over
+
+
+def test_conversations_are_shown_what_a_rollout_shows(played: Played, tmp_path: Path) -> None:
+    shown = {"show_names": "true", "short_message_ids": "true", "count_matches": "true", "read_threads": "true"}
+    (tmp_path / "emailrl.toml").write_text("".join(f"{name} = {value}\n" for name, value in shown.items()))
+    shutil.copy(played.db, tmp_path / "mail.db")
+    settings = load_settings({"db": played.db}, cwd=tmp_path, environ={})
+    calls = [("search_emails", {"keywords": [], "sent_after": "2001-01-01"}), ("read_thread", {"message_id": "m1"})]
+    for trajectory in played.trajectories:
+        stage = Stage(settings.agent, played.db, load_task("mail", settings).make, None)
+        with ExitStack() as opened, Conversation(trajectory.scenario, tmp_path) as conversation:
+            environment = stage.open_environment(trajectory.scenario, opened)
+            first = [{"role": message.role, "content": message.content} for message in environment.start()]
+            assert first == prompt(trajectory.scenario, tmp_path)
+            for name, arguments in calls:
+                result = environment.step(Message("assistant", "", [ToolCall(name, arguments)]))
+                assert conversation.play(name, arguments) == result.messages[0].content
 
 
 def streamed(reply: dict[str, Any]) -> bytes:
