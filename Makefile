@@ -52,7 +52,7 @@ test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/gpu -m gpu -rsP
 
 test-clients: $(INSTALLED)
-	@$(PIP) trl==1.16.0 gradio==6.31.0 gradio-client $(TELL)
+	@$(PIP) trl==1.16.0 $(TELL)
 	@$(BIN)/python -m pytest tests/integrations -m "clients or not clients" -rs
 
 lint: $(INSTALLED)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 from documents.pages import DOCS
 from engines.chat_server import StubServer
+from integrations.conftest import foreign
 from openai import APIError, BadRequestError, OpenAI
 
 QUESTION = {"role": "user", "content": "When does the lease end?"}
@@ -76,3 +80,27 @@ def test_the_guides_client_prints_the_answer(address: str, capsys: pytest.Captur
     assert "http://127.0.0.1:8767" in block
     exec(block.replace("http://127.0.0.1:8767", address), {})
     assert capsys.readouterr().out.startswith("On 31 May 2002.")
+
+
+CHAT_INTERFACE = """
+import sys
+import gradio
+from gradio_client import Client
+
+page = gradio.load_chat(sys.argv[1], "emailrl", token="-", file_types=None, streaming=True, api_name="chat")
+_, address, _ = page.launch(prevent_thread_lock=True, quiet=True, show_error=True)
+client = Client(address, verbose=False)
+print(client.predict("When does the lease end?", api_name="/chat"))
+page.close()
+"""
+
+
+@pytest.mark.clients
+def test_a_chat_interface_shows_the_answer_and_its_sources(address: str, stub: StubServer, tmp_path: Path) -> None:
+    python = foreign("gradio", "gradio==6.31.0")
+    own = os.environ | {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(tmp_path)}
+    command = [python, "-c", CHAT_INTERFACE, f"{address}/v1"]
+    done = subprocess.run(command, env=own, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "On 31 May 2002.\n\nSources:\n- [" in done.stdout and "/emails/" in done.stdout
+    assert stub.requests[0]["messages"][1]["content"] == "When does the lease end?"
