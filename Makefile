@@ -19,7 +19,7 @@ help:
 	@echo "make test         run the tests, in one process per core"
 	@echo "make test-vllm    run the tests against a real vLLM, if installed (minutes)"
 	@echo "make test-gpu     run the tests that need a CUDA GPU (minutes)"
-	@echo "make test-clients run the tests with clients and trainers of others, which it installs (minutes)"
+	@echo "make test-clients run the tests with programs of others, which they install into $(VENV)/clients (minutes)"
 	@echo "make lint         run ruff and mypy"
 	@echo "make format       fix and format with ruff"
 	@echo "make docs         generate the reference pages and build the documentation site into site/"
@@ -52,7 +52,6 @@ test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/gpu -m gpu -rsP
 
 test-clients: $(INSTALLED)
-	@$(PIP) trl==1.16.0 $(TELL)
 	@$(BIN)/python -m pytest tests/integrations -m "clients or not clients" -rs
 
 lint: $(INSTALLED)

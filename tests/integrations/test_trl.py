@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from documents.pages import DOCS
+from integrations.conftest import foreign
 from tiny import make_model
 
 from emailrl.agent.email_agent import EmailAgent
@@ -61,14 +63,16 @@ def test_a_conversation_earns_what_it_earns_in_a_rollout(folder: Path) -> None:
 
 
 @pytest.mark.clients
-def test_trl_trains_two_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trl = pytest.importorskip("trl", reason="TRL is not installed (make test-clients)")
+def test_trl_trains_two_steps(folder: Path) -> None:
+    python = foreign("trl", "trl==1.16.0")
     make_model(folder / "model")
-    templates = Path(trl.__file__).parent / "chat_templates"
+    [templates] = python.parents[1].glob("lib/python*/site-packages/trl/chat_templates")
     (folder / "model/chat_template.jinja").write_text((templates / "qwen3.jinja").read_text())
     [script] = re.findall(r"```python\n(.+?)```", (DOCS / "guides/trl.md").read_text(), re.DOTALL)
     assert "Qwen/Qwen3-0.6B" in script
-    names: dict[str, Any] = {}
-    exec(script.replace("Qwen/Qwen3-0.6B", "model").replace("report_to=[]", "report_to=[], use_cpu=True"), names)
-    steps = [entry for entry in names["trainer"].state.log_history if "reward" in entry]
+    script = script.replace("Qwen/Qwen3-0.6B", "model").replace("report_to=[]", "report_to=[], use_cpu=True")
+    script += "\nimport json; print(json.dumps(trainer.state.log_history))"
+    done = subprocess.run([python, "-c", script], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    steps = [entry for entry in json.loads(done.stdout.splitlines()[-1]) if "reward" in entry]
     assert len(steps) == 2 and all("rewards/MailSearch/mean" in entry for entry in steps)
