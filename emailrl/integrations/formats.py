@@ -38,16 +38,8 @@ def redacted(trajectory: Trajectory, replaced: Callable[[Any], Any]) -> Trajecto
         )
         for said in trajectory.messages
     ]
-    turns = [
-        replace(
-            turn,
-            completion_ids=[],
-            logprobs=[],
-            tool_args=replaced(turn.tool_args),
-            tool_result=replaced(turn.tool_result),
-        )
-        for turn in trajectory.turns
-    ]
+    bare: dict[str, Any] = {"completion_ids": [], "logprobs": [], "tool_args": None, "tool_result": None}
+    turns = [replace(turn, **bare) for turn in trajectory.turns]  # what the calls and results were is in messages
     return replace(
         trajectory,
         id=replaced(trajectory.id),

@@ -106,6 +106,7 @@ def test_conversations_are_shown_what_a_rollout_shows(played: Played, tmp_path: 
         stage = Stage(settings.agent, played.db, load_task("mail", settings).make, None)
         with ExitStack() as opened, Conversation(trajectory.scenario, tmp_path) as conversation:
             environment = stage.open_environment(trajectory.scenario, opened)
+            assert conversation._mailbox.names is environment.mailbox.names is True
             first = [{"role": message.role, "content": message.content} for message in environment.start()]
             assert first == prompt(trajectory.scenario, tmp_path)
             for name, arguments in calls:
