@@ -43,7 +43,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import CostReached
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.base.process import INTERRUPTED
-from emailrl.cli.inputs import note_adapters, note_runs_without_best
+from emailrl.cli.inputs import note_policies, note_runs_without_best
 from emailrl.cli.options import Checkpoint, Inbox, Json, Overrides, Trust, setting_options
 from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading, warn
 from emailrl.records.trajectory import StopReason
@@ -251,7 +251,7 @@ def open_agent(settings: Settings, inbox: str, checkpoint: str | None, model: st
     def opened() -> EmailAgent:
         chosen, base, name = choose_policy(settings, checkpoint, model)
         say(f"Mailbox: {inbox}; model: {name}")
-        note_adapters([chosen] if isinstance(chosen, Path) else [], settings, asks=True)
+        note_policies([Path(chosen)], settings, asks=True)
         if not settings.is_chat:
             say_loading(settings, base)
         return EmailAgent(chosen, config=settings)

