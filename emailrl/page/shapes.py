@@ -21,7 +21,8 @@ from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.measure.evaluation import verdict
 from emailrl.model.resolve import resolve_model
-from emailrl.page.place import benchmark_record, read_object, source_of
+from emailrl.page.place import name_of, source_of
+from emailrl.page.results import benchmark_record, read_object
 from emailrl.records import Entry, Record, TrainingNote
 from emailrl.records.trajectory import SampleNote, StopReason, Trajectory, Turn
 
@@ -38,7 +39,7 @@ _STOPS: dict[str | None, str] = {
 
 def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]) -> list[Record]:
     """Return the rows of a file's trajectories; ``notes`` are training's, by id."""
-    own = {"file": file.name, "source": source_of(file)}
+    own = {"file": name_of(file), "source": source_of(file)}
     return [_row(entry, notes.get(entry.id)) | own for entry in entries if entry.id is not None]
 
 

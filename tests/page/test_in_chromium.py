@@ -10,21 +10,44 @@ from pathlib import Path
 import pytest
 from chromium import needs_chromium, shown
 from page.conftest import WRONG, make_run, written
+from tiny import make_metadata
 
+from emailrl.checkpoints import write_checkpoint
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 
 
 @pytest.fixture
 def file(tmp_path: Path, trajectory: Trajectory) -> Path:
-    """The page of a run that was confirmed on other questions and benchmarked."""
+    """The page of a run that was confirmed on other questions, and tested on eight before and after."""
     folder = make_run(tmp_path / "run", trajectory, groups=1)
-    held = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
-    (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **held}))
-    tested = {"checkpoint": str(folder / "best_model"), "complete": True, "accuracy": 0.375, **held}
-    (tmp_path / "benchmarks" / "one").mkdir(parents=True)
-    (tmp_path / "benchmarks" / "one" / "results.json").write_text(json.dumps({"results": [{"model": "x"}, tested]}))
+    (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **HELD}))
+    (folder / "status.json").write_text(json.dumps({"state": "finished", "reason": "all steps done", "at": 1.0}))
+    write_checkpoint(folder / "best_model", make_metadata(kind="best", step=2), lambda _: None)
+    for name, right, checkpoint in (("before", 1, None), ("after", 8, str(folder / "best_model"))):
+        write_benchmark(tmp_path / "benchmarks" / name, trajectory, {"nano": (right, checkpoint)}, asked=8)
     return written(folder)
+
+
+HELD = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
+
+
+def write_benchmark(
+    folder: Path, trajectory: Trajectory, models: dict[str, tuple[int, str | None]], *, asked: int
+) -> None:
+    """The results of models, each with its number of right answers and its checkpoint, and their trajectories."""
+    results = []
+    for number, (model, (right, checkpoint)) in enumerate(models.items()):
+        file = folder / "trajectories" / f"{number:02}-{Path(model).name}.jsonl"
+        scenarios = [replace(trajectory.scenario, id=f"t{n}", question=f"Who paid bill {n}?") for n in range(asked)]
+        made = [
+            replace(trajectory, id=f"{model}-{n}", scenario=each, rubric=trajectory.rubric if n < right else WRONG)
+            for n, each in enumerate(scenarios)
+        ]
+        write_trajectories(file, made)
+        numbers = HELD | {"accuracy": right / asked, "num_questions": asked, "complete": True, "base_model": "nano"}
+        results.append({"model": model, "trajectories": str(file), "checkpoint": checkpoint} | numbers)
+    (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": []}))
 
 
 def text_of(markup: str, name: str) -> str:
@@ -38,23 +61,32 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
     markup = shown(file, tmp_path / "profile", "")
     for title in ("Accuracy", "Reward", "Entropy", "Trainable share of tokens", "Seconds by phase"):
         assert (f"<strong>{title}</strong>" in markup) == (title != "Trainable share of tokens")  # not recorded
-    assert "0.0% → 100.0%" in markup
+    # Of eight pairs, seven differ, all in one direction: p = 2 / 2^7 = 0.015625.
+    assert "<h2>Test accuracy</h2>" in markup and "12.5%" in markup and '<span class="is">100.0%</span>' in markup
+    assert "p = 0.016 (exact paired test by question): better on 7, worse on 0" in markup
+    for name, value in (
+        ("Confirmed", "62.5%"),
+        ("Selected the model", "100.0%"),
+        ("Time", "7 s"),
+        ("Ended", "Finished"),
+    ):
+        assert f'<dt>{name}</dt><dd><span class="value">{value}</span>' in markup
     assert "validation from 0.0% at step 0 to 100.0% at step 2" in markup  # what a screen reader says of the curve
     # Rewards 0, 1, 2 of one group: no interval from a single group, so no band is drawn.
     assert 'class="band' not in markup
-    assert 'Wrong before, correct after <span class="count">1</span>' in markup
-    assert "1 trajectory: wrong, gold email not found, evaluation at step 0" in markup
+    assert 'Wrong before, correct after <span class="count">7</span>' in markup
+    assert "7 trajectories: wrong, gold email not found, test before training" in markup
 
 
 @needs_chromium
 @pytest.mark.parametrize(
     ("fragment", "counted"),
     [
-        ("#view=list", "8 trajectories"),
-        ("#view=list&source=step&step=2", "3 of 8 trajectories"),
-        ("#view=list&verdict=correct", "3 of 8 trajectories"),
-        ("#view=list&file=step-000001.jsonl&rmin=0.5&rmax=2", "2 of 8 trajectories"),
-        ("#view=list&q=BOB", "1 of 8 trajectories"),
+        ("#view=list", "24 trajectories"),
+        ("#view=list&source=step&step=2", "3 of 24 trajectories"),
+        ("#view=list&verdict=correct", "12 of 24 trajectories"),
+        ("#view=list&file=step-000001.jsonl&rmin=0.5&rmax=2", "2 of 24 trajectories"),
+        ("#view=list&q=BOB", "1 of 24 trajectories"),
     ],
 )
 def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, counted: str) -> None:
@@ -86,31 +118,18 @@ def test_a_run_without_trajectories_shows_its_curves_and_says_so(tmp_path: Path)
 
 @needs_chromium
 def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajectory: Trajectory) -> None:
-    folder = tmp_path / "bench"
-    results = []
-    for number, (model, right) in enumerate((("small", 1), ("large", 11))):
-        file = folder / "trajectories" / f"{number:02}-{model}.jsonl"
-        asked = [replace(trajectory.scenario, id=f"q{n}", question=f"Who paid bill {n}?") for n in range(12)]
-        made = [
-            replace(trajectory, id=f"{model}-{n}", scenario=each, rubric=trajectory.rubric if n < right else WRONG)
-            for n, each in enumerate(asked)
-        ]
-        write_trajectories(file, made)
-        numbers = {"accuracy": right / 12, "accuracy_low": 0.1, "accuracy_high": 0.9, "reward": 0.5, "num_turns": 2.0}
-        results.append({"model": model, "trajectories": str(file), "num_questions": 12, **numbers})
-    results[0] |= {"checkpoint": "/runs/ann/outputs/grpo/best_model", "model": "/runs/ann/outputs/grpo/best_model"}
-    compared = {"num_questions": 12, "better_first": 0, "better_second": 10, "p_value": 0.00195, "unit": "inbox"}
-    comparisons = [{"first": results[0]["model"], "second": "large"} | compared]
-    (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": comparisons}))
-    target = written(folder)
+    # The benchmark has the trained policy first; the page is about what came of the untrained one.
+    checkpoint = "/runs/ann/outputs/grpo/best_model"
+    write_benchmark(tmp_path / "bench", trajectory, {checkpoint: (11, checkpoint), "small": (1, None)}, asked=12)
+    target = written(tmp_path / "bench")
     markup = shown(target, tmp_path / "profile")
-    assert "<dt>Accuracy, large</dt>" in markup and "91.7%" in markup and "11 of 24" not in markup
-    assert 'Correct only in the benchmark of large <span class="count">10</span>' in markup
-    assert 'Correct only in the benchmark of grpo/best_model <span class="count">0</span>' in markup
-    assert 'Wrong in both <span class="count">1</span>' in markup and "exact paired test by inbox" in markup
-    assert re.search(r'class="change broken"><h3>Correct only in the benchmark of large', markup)  # it was there before
-    assert "p = 0.00195" in markup and ">grpo/best_model against large" in markup
+    assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup)
+    assert '<span class="was">8.3%</span>' in markup and '<span class="is">91.7%</span>' in markup
+    assert 'Correct only in the benchmark of grpo/best_model <span class="count">10</span>' in markup
+    assert 'Correct only in the benchmark of small <span class="count">0</span>' in markup
+    assert 'Wrong in both <span class="count">1</span>' in markup
+    assert "p = 0.002 (exact paired test by question)" in markup  # 2 / 2^10
     assert '<th dir="auto" title="/runs/ann/outputs/grpo/best_model" scope="row">grpo/best_model</th>' in markup
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
-    side = shown(target, tmp_path / "profile", "#view=list&t=01-large.jsonl%400&side=question")
+    side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">cited</span>" in side
