@@ -22,6 +22,7 @@ function fold(label, hint, content, opened = false) {
   const box = el("details", { class: "fold", open: opened }, el("summary", {}, el("span", { class: "who", text: label }), outside(hint, "span", { class: "hint" })));
   const draw = () => box.children.length > 1 || box.append(content());
   if (opened) draw();
+  box.draw = draw;
   box.addEventListener("toggle", () => box.open && draw());
   return box;
 }

@@ -13,21 +13,22 @@ async function showDetail(pane) {
     return;
   }
   const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;
-  const found = await Promise.all((members || [row]).map(detailOf));
+  let found;
+  try {
+    found = await Promise.all((members || [row]).map(detailOf));
+  } catch (error) {
+    if (request === asked) pane.replaceChildren(el("p", { class: "loading", role: "alert" }, outside(`This trajectory could not be read: ${error.message}`)));
+    return;
+  }
   if (request !== asked) return;
   const content = members ? sideBySide(row, members, found) : trajectory(row, found[0]);
   const same = pane.dataset.shown === `${state.t} ${state.side}`;
-  const top = same ? pane.scrollTop : 0;
   pane.dataset.shown = `${state.t} ${state.side}`;
-  const focus = pane.contains(document.activeElement) && document.activeElement !== pane ? document.activeElement : null;
+  if (same) return replaceKept(pane, content);
+  const hadFocus = pane.contains(document.activeElement);
   pane.replaceChildren(content);
-  pane.scrollTop = top;
-  if (focus) (alike(pane, focus) || pane).focus({ preventScroll: true });
-}
-
-// The control that corresponds to the focused one before the redraw.
-function alike(pane, focus) {
-  return [...pane.querySelectorAll(focus.tagName)].find((each) => each.textContent === focus.textContent && each.className === focus.className);
+  pane.scrollTop = 0;
+  if (hadFocus) pane.focus({ preventScroll: true });
 }
 
 // A question's evaluations and other occurrences, by step.

@@ -121,8 +121,6 @@ function heroFacts() {
   return facts;
 }
 
-const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
-
 // Half the 95% interval of each step's mean over its groups: rollouts of one question are not independent.
 function byStep(valueOf, source = "step") {
   const steps = groupedBy(data.rows.filter((row) => row.source === source && row.verdict !== "crashed"), (row) => row.step);
@@ -193,14 +191,11 @@ function stepTable() {
   if (!steps.length) return null;
   const shown = steps.slice(-MOST_TABLE_ROWS);
   const note = shown.length < steps.length ? ` (the last ${MOST_TABLE_ROWS} of ${steps.length})` : "";
-  const box = el("details", { class: "fold" }, el("summary", { text: `All values by step${note}` }));
-  box.addEventListener("toggle", () => {
-    if (!box.open || box.children.length > 1) return;
+  return fold(`All values by step${note}`, "", () => {
     const head = el("tr", {}, el("th", { scope: "col", text: "step" }), STEP_COLUMNS.map(([, name]) => el("th", { scope: "col", text: name })));
     const body = shown.map((step) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: stepAddress(step.step), text: String(step.step) })), STEP_COLUMNS.map(([field, , show]) => el("td", { text: show(step[field]) }))));
-    box.append(scroller("Values by step", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body))));
+    return scroller("Values by step", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body)));
   });
-  return box;
 }
 
 const stepAddress = (step) => address({ ...noFilters(), view: "list", t: null, side: null, source: "step", step });
