@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
 
+STYLES = {
+    "Warning": "yellow", "Stopped": "yellow", "New best": "bold green", "Eval accuracy": "green", "---": "bold",
+    "=": "dim", "Note:": "dim",
+}  # fmt: skip
+"""Styles of log lines, by how they start; step lines have none."""
 BARS = "▁▂▃▄▅▆▇█"
 REFRESH = 4  # display refreshes per second
 
@@ -50,7 +55,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         self.end()
 
     def say(self, line: str) -> None:
-        say(line, self._console)
+        say(line, self._console, style=next((style for start, style in STYLES.items() if line.startswith(start)), None))
 
     def result(self, line: str) -> None:
         """Keep a result line to print on stdout after the display stops."""

@@ -143,7 +143,11 @@ def addresses_in(db: Path, prefix: str = "", most: int | None = None) -> list[st
     return []
 
 
-BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("auto", "latest", "best")}
+BY_SETTING: Final[dict[str, Any]] = {
+    "algorithm": names_of("emailrl.training.algorithms", "ALGORITHMS"),
+    "model_name": models,
+    "resume": one_of("auto", "latest", "best"),
+}
 """Completers of settings without a fixed list of choices, by name."""
 
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on the last line of stdout.")]
