@@ -6,7 +6,7 @@ let shownView = "";
 let singleKeys = true;
 
 function render() {
-  const view = state.view in VIEWS ? state.view : "overview";
+  const view = state.view in VIEWS && data.run.kind !== "runs" ? state.view : "overview";
   for (const link of document.querySelectorAll("#top nav a")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -40,11 +40,11 @@ function markOpen(view) {
 }
 
 function drawTop() {
-  const links = Object.entries(VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
+  const links = Object.entries(data.run.kind === "runs" ? {} : VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
   const parts = [
     el("span", { class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), outside(data.run.title)),
     config.served ? el("span", { class: "live", id: "live" }) : null,
-    el("nav", { "aria-label": "Views" }, links),
+    links.length ? el("nav", { "aria-label": "Views" }, links) : null,
     el("span", { class: "buttons" }, el("button", { type: "button", class: "icon", id: "theme", "aria-label": "Light or dark", title: "Light or dark", onclick: switchTheme }, svg("svg", { viewBox: "0 0 16 16", width: "16", height: "16", "aria-hidden": "true" }, svg("circle", { cx: "8", cy: "8", r: "6.2", fill: "none", stroke: "currentColor", "stroke-width": "1.4" }), svg("path", { d: "M8 1.8a6.2 6.2 0 0 1 0 12.4z", fill: "currentColor" }))), el("button", { type: "button", class: "icon", "aria-label": "Keys and help", title: "Keys and help (?)", text: "?", onclick: showHelp })),
   ];
   document.getElementById("top").replaceChildren(...parts.filter(Boolean));

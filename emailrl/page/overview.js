@@ -2,6 +2,8 @@
 
 function overview() {
   const { run } = data;
+  linked.length = 0;
+  if (run.kind === "runs") return runsOverview();
   const parts = [heading(), leftOut(), hero()];
   const charts = curves();
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, el("div", { class: "charts" }, charts), stepTable()));
@@ -165,11 +167,15 @@ function curves() {
     lineChart("Tokens per trajectory", [lengths("tokens", (row) => row.tokens), lengths("sampled", (row) => row.trained)], { show: (value) => number(value, 1), zero: true, note: "Of the trajectories in this page." }),
     stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),
+    lineChart("Tokens a second", [{ name: "tokens", points: timed(steps, (step) => step.total_tokens / (step.seconds.total - (step.seconds.evaluation || 0))) }], { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
+    lineChart("Rollouts a second", [{ name: "rollouts", points: timed(steps, (step) => step.num_trajectories / step.seconds.rollout) }], { zero: true }),
     lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
     lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
   ];
   return charts.filter(Boolean);
 }
+
+const timed = (steps, of) => steps.filter((step) => step.seconds?.total && Number.isFinite(of(step))).map((step) => ({ x: step.step, y: of(step) }));
 
 function lengths(name, valueOf) {
   const steps = groupedBy(data.rows.filter((row) => row.source === "step"), (row) => row.step);

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -34,6 +34,7 @@ _HEAD_LINES = 20  # lines to check, as the first may be damaged
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
 _SILENT_SECONDS = 10  # after which a lock that nobody holds means that the run is gone
+_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name")  # settings of places, not methods
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 
@@ -282,6 +283,30 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "notes": notes,
         "redacted": False,
     }
+
+
+def runs_record(paths: Sequence[Path]) -> Record:
+    """Return the record of several runs: ``runs``, each with its numbers and the settings in which they differ
+    (``given``); no trajectories. UsageError for a path that is not of a run with metrics."""
+    for path in paths:
+        if not has_numbers(existing(path)):
+            raise UsageError(f"{path} holds no metrics of a run.", "Name run folders, or one benchmark or file alone.")
+    records = [run_record(replace(place_of(path), files=()), []) for path in paths]
+    flat: list[Record] = []
+    for record in records:
+        sections = [section for section in record["settings"].values() if isinstance(section, dict)]
+        flat.append({name: section[name] for section in sections for name in section if name not in _PLACES})
+    differing = [name for name in dict.fromkeys(chain(*flat)) if len({str(each.get(name)) for each in flat}) > 1]
+    names = ("title", "run", "steps", "evaluations", "confirmed", "pair")
+    runs = [
+        {name: record[name] for name in names} | {"given": {name: given.get(name) for name in differing}}
+        for record, given in zip(records, flat, strict=True)
+    ]
+    nothing: Record = {name: [] for name in ("steps", "evaluations", "results", "comparisons", "notes", "checkpoints")}
+    nothing |= {"settings": {}, "run": {}, "versions": {}, "confirmed": None, "pair": None, "status": None}
+    left_out = [f"{record['title']}: {line}" for record in records for line in record["left_out"]]
+    own = {"kind": "runs", "title": counted(len(runs), "run"), "runs": runs, "left_out": left_out}
+    return records[0] | nothing | own
 
 
 def _status(folder: Path) -> Record | None:

@@ -12,7 +12,9 @@ from chromium import needs_chromium, shown
 from page.conftest import WRONG, make_run, written
 from tiny import make_metadata
 
+from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
+from emailrl.page.build import gather_runs, page
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 
@@ -133,3 +135,30 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">cited</span>" in side
+
+
+@needs_chromium
+def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> None:
+    for name, rate, ends in (("slow", 1e-4, (0.25, 0.5, 0.5)), ("fast", 1e-3, (0.25, 0.75, 0.5))):
+        folder = tmp_path / name
+        write_records(folder / "metrics.jsonl", [{"step": n, "loss": rate, "reward_mean": n * 1.0} for n in (1, 2)])
+        write_records(folder / "evaluations.jsonl", [{"step": n, "accuracy": end} for n, end in enumerate(ends)])
+        given = {"learning_rate": rate, "seed": 1}
+        write_checkpoint(folder / "final", make_metadata(kind="final", settings={"training": given}), lambda _: None)
+    target = tmp_path / "runs.html"
+    data = gather_runs([tmp_path / "slow", tmp_path / "fast"])
+    assert [run["given"] for run in data.run["runs"]] == [{"learning_rate": 1e-4}, {"learning_rate": 1e-3}]
+    target.write_text(page(data), encoding="utf-8")
+    markup = shown(target, tmp_path / "profile", "#order=best&by=learning_rate&smooth=yes")
+    rows = re.findall(r'<th scope="row">.*?</tr>', markup)
+    cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
+    # The area under 25 %, 75 %, 50 % is (0.5 + 0.625) / 2; under 25 %, 50 %, 50 % it is (0.375 + 0.5) / 2.
+    assert cells == [
+        ["fast", "75.0%", "50.0%", "56.3%", "2", "0.001"],
+        ["slow", "50.0%", "50.0%", "43.8%", "2", "0.0001"],
+    ]
+    assert "They differ in learning rate." in markup and 'aria-sort="descending"' in markup
+    assert "slow, 0.0001 from 25.0% at step 0 to 50.0% at step 2; fast, 0.001 from" in markup
+    assert markup.count('class="line raw series-0"') == markup.count('class="line raw series-1"') == 2  # reward, loss
+    with pytest.raises(UsageError, match="holds no metrics"):
+        gather_runs([tmp_path / "slow", tmp_path])
