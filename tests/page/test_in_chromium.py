@@ -16,7 +16,7 @@ from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import gather_runs, page
 from emailrl.records import write_records, write_trajectories
-from emailrl.records.trajectory import Trajectory
+from emailrl.records.trajectory import TokenSample, Trajectory
 
 
 @pytest.fixture
@@ -162,3 +162,19 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     assert markup.count('class="line raw series-0"') == markup.count('class="line raw series-1"') == 2  # reward, loss
     with pytest.raises(UsageError, match="holds no metrics"):
         gather_runs([tmp_path / "slow", tmp_path])
+
+
+@needs_chromium
+def test_a_rollout_says_where_it_leaves_another_and_a_dead_link_that_it_is_one(
+    tmp_path: Path, trajectory: Trajectory
+) -> None:
+    other = TokenSample()
+    other.append_prompt([1, 2])
+    other.append_sampled([3, 5], [-0.25, -0.01])  # the other sampled 3 0
+    write_trajectories(tmp_path / "two.jsonl", [trajectory, replace(trajectory, id="u", samples=[other])])
+    target = written(tmp_path / "two.jsonl")
+    markup = shown(target, tmp_path / "profile", "#view=list&t=two.jsonl%400&side=group")
+    [said] = re.findall(r'<p class="note">(Leaves this trajectory at token .*?)</p>', markup)
+    assert re.sub(r"<[^>]+>", "", said) == "Leaves this trajectory at token 3: 1 2 3 5  instead of 0 "
+    markup = shown(target, tmp_path / "profile", "#view=list&t=two.jsonl%4077")
+    assert "This trajectory is not here" in markup and ">two.jsonl@77</code>, which this page does not hold." in markup
