@@ -67,3 +67,4 @@ docs: $(INSTALLED)
 	@$(BIN)/python docs/generate.py docs
 	@$(BIN)/zensical build --strict
 	@cd docs && find . -name '*.md' -exec cp --parents -t ../site {} +
+	@echo "site/index.html opens as a file; its search needs a server: python3 -m http.server -d site"

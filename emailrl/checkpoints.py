@@ -35,6 +35,7 @@ METADATA = "metadata.json"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's files of an adapter
 MOST_CONFIG_BYTES = 1 << 20
 DAMAGED = "It is damaged; choose another."
+STATUS = "status.json"  # In a run: how far it is, and how it ended (``runs/log.py``)
 CONFIRMED = "confirmed.json"  # In a run: its best model's accuracy on validation questions that did not select it
 MODES = ("masked", "rollout", "simple")
 SFT = "sft"  # Takes the place of the mode in the name of a supervised fine-tuning run

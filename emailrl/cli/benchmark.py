@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 NAMES_WIDTH = 33
 RESULT_WIDTH = 15  # width of the name column, and minimum width of a result column, in characters
+MAIN = ("num_questions", "reward", "sources_correct", "num_turns", "tokens", "latency_seconds")
+"""The rows of the table after accuracy and its interval; --all shows the others too."""
 FAILURES = {  # verdicts to look at, the most telling first, and how the suggested command describes them
     "wrong": "a wrong answer",
     "no answer": "no answer",
@@ -84,6 +86,7 @@ def benchmark(
     ] = None,
     overrides: Overrides,
     attack: Annotated[bool, Option("--attack", help="Also run every question with injected instructions.")] = False,
+    every: Annotated[bool, Option("--all", help="Show every row of the table, not only the main ones.")] = False,
     out: Annotated[Path | None, path_option(help="Output folder for results.json, CSVs and trajectories.")] = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -105,8 +108,8 @@ def benchmark(
     subjects = choose_subjects(checkpoint or [], model or [], settings)
     subjects = with_attacked(subjects) if attack else subjects
     data, seed = settings.data, settings.training.seed
-    every = read_questions(None, data, unanswered=compares).answered()
-    chosen = every.of("test", limit=data.test_set_size, seed=seed)
+    questions = read_questions(None, data, unanswered=compares).answered()
+    chosen = questions.of("test", limit=data.test_set_size, seed=seed)
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
     if compares:
         notes.append("RULER only compares rollouts of one question: the reward here is simple, 1 for a right answer")
@@ -125,7 +128,7 @@ def benchmark(
             if (sources := evaluation.rubric.get("sources_correct")) is not None:
                 facts.append(f"correct sources {sources:.1%}")
             say(f"{title}: {', '.join(facts)}", console)
-        console.print(results_table(report, console.width))
+        console.print(results_table(report, console.width, every=every))
         console.print(f"results: {folder}", soft_wrap=True)
     _say_what_is_left(report, folder)
     if not report.interrupted:
@@ -246,7 +249,7 @@ def _titles(report: Report) -> dict[str, str]:
     return {label: title if names.count(title) == 1 else label for label, title in titles.items()}
 
 
-def results_table(report: Report, width: int) -> RenderableType:
+def results_table(report: Report, width: int, *, every: bool = True) -> RenderableType:
     """Lay out the results side by side as ``width`` allows, a column per model, with comparisons and notes below."""
     from rich.console import Group
     from rich.text import Text
@@ -270,7 +273,9 @@ def results_table(report: Report, width: int) -> RenderableType:
         for each in report.comparisons
     ]
     lines.append(
-        "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn; a chat server's "
+        "--all shows every row"
+        if not every
+        else "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn; a chat server's "
         "tokens are prompt_tokens + completion_tokens: docs/guides/benchmark.md"
     )
     lines += [
@@ -287,7 +292,7 @@ def results_table(report: Report, width: int) -> RenderableType:
         for result in report.results
         if not result.complete
     ]
-    tables = _side_by_side(list(titles.values()), [_cells(record) for record in records], width)
+    tables = _side_by_side(list(titles.values()), [_cells(record, every=every) for record in records], width)
     return Group(Text(heading, style="bold"), *tables, *lines)
 
 
@@ -309,8 +314,9 @@ def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) 
         yield table
 
 
-def _cells(record: dict[str, Any]) -> dict[str, str]:
-    """A result's numbers as text, by row; under attack also the share of injected instructions obeyed, by kind."""
+def _cells(record: dict[str, Any], *, every: bool) -> dict[str, str]:
+    """A result's numbers as text, by row: the ``MAIN`` ones and what went wrong, or ``every``; under attack also the
+    share of injected instructions obeyed, by kind."""
     low, high = record["accuracy_low"], record["accuracy_high"]
     cells = {"accuracy": f"{record['accuracy']:.1%}", "95% interval": f"{low:.1%} to {high:.1%}"}
     for name in ("pass_at_k", "majority") if "num_samples" in record else ():
@@ -321,6 +327,9 @@ def _cells(record: dict[str, Any]) -> dict[str, str]:
     names += tokens[: 4 if record["thinking_tokens"] else 3] + ["cost"] * (record["cost"] is not None)
     names += [each.name for each in fields(Rubric) if each.name not in ("answer_correct", "offline_correct", *tokens)]
     names += ["judge_compared", "only_judge_right", "only_offline_right"] if record["judge_compared"] else []
+    if not every:
+        wrong = [name for name in ("unjudged", "exceptions") if record[name]]
+        names = [name for name in MAIN if name in names] + wrong + ["cost"] * (record["cost"] is not None)
     for name in names:
         value = "none" if record[name] is None else record[name]
         cells[name] = f"{value:,.3f}" if isinstance(value, float) else str(value)

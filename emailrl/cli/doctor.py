@@ -102,7 +102,7 @@ def doctor(
     if json:
         print_json({"ok": not is_broken, "ready": is_ready, "verdict": sentence, "checks": checks})
     else:
-        say(sentence, result_console())
+        say(sentence, result_console(), style="bold green" if is_ready else "bold red")
         result_console().print(table)
     if is_broken:
         raise typer.Exit(1)

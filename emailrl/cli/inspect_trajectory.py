@@ -3,8 +3,9 @@
 --verbose adds the prompt, the rubric and every token, colored by the loss mask. Sampled tokens show their
 log-probability and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
 run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory, --page
-goes through the file. --html writes one page that opens in a browser without network: of the run if the path is its
-folder, else of the file, or with --index of that trajectory alone.
+goes through the file, --json prints the trajectory, or the list, for programs. --html writes one page that opens in a
+browser without network: of the run if the path is its folder, else of the file, or with --index of that trajectory
+alone.
 
 Examples:
 
@@ -27,8 +28,8 @@ from typer import Argument, Option
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import plain_line
 from emailrl.cli.inputs import check_searchable
-from emailrl.cli.options import Overrides, Overwrite, setting_options
-from emailrl.cli.output import progress_console, result_console, say, warn
+from emailrl.cli.options import Json, Overrides, Overwrite, setting_options
+from emailrl.cli.output import print_json, progress_console, result_console, say, warn
 from emailrl.cli.report import HtmlFile, Redact, write_page
 from emailrl.settings import Settings, load_settings
 
@@ -51,12 +52,15 @@ def inspect_trajectory(
     html: HtmlFile = None,
     redact: Redact = False,
     overwrite: Overwrite = False,
+    json: Json = False,
 ) -> None:
     from emailrl.page import place
-    from emailrl.records import TrajectoryIndex
+    from emailrl.records import TrajectoryIndex, trajectory_to_dict
 
     if follow + listing + page + (html is not None) > 1:
         raise UsageError("--follow, --list, --page and --html are mutually exclusive.", "Choose one.")
+    if json and (follow or page):
+        raise UsageError("--json prints one value; --follow and --page go on.", "Choose one.")
     if redact and html is None:
         raise UsageError("--redact applies to the page.", "Add --html FILE.")
     settings = load_settings(overrides, looks_only=True)
@@ -68,7 +72,9 @@ def inspect_trajectory(
         return
     if html is not None:
         subject = path or _newest(settings.output.output_dir)
-        write_page(subject, html, settings, index=index, redact=redact, overwrite=overwrite, json=False)
+        written = write_page(subject, html, settings, index=index, redact=redact, overwrite=overwrite, json=json)
+        if json:
+            print_json(written)
         return
     found = TrajectoryIndex(_newest(settings.output.output_dir) if path is None else place.find_file(path))
     count, wanted = len(found), -1 if index is None else index
@@ -76,10 +82,17 @@ def inspect_trajectory(
     is_bad = not listing and found.unreadable == [count + wanted if wanted < 0 else wanted]
     warn(*map(plain_line, [*([] if is_bad else found.bad_lines), *found.torn]))
     position = place.position_in(found, wanted)
+    first = max(count - limit, 0) if wanted == -1 else position
+    if json and listing:
+        entries = enumerate(found.entries(first, first + limit), first)
+        print_json([{"index": at} | entry._asdict() for at, entry in entries if entry.id is not None])
+    elif json:
+        print_json({"file": found.path, "index": position} | trajectory_to_dict(found.trajectory(position)))
+    if json:
+        return
     if listing:
         from emailrl.cli.trajectory import trajectory_list
 
-        first = max(count - limit, 0) if wanted == -1 else position
         result_console().print(trajectory_list(found, first, limit, result_console().width))
         return
     _show(found, position, settings)

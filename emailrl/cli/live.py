@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
 
+STYLES = {
+    "Warning": "yellow", "Stopped": "yellow", "New best": "bold green", "Eval accuracy": "green", "---": "bold",
+    "=": "dim", "Note:": "dim",
+}  # fmt: skip
+"""Styles of log lines, by how they start; step lines have none."""
 BARS = "▁▂▃▄▅▆▇█"
 REFRESH = 4  # display refreshes per second
 
@@ -50,7 +55,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         self.end()
 
     def say(self, line: str) -> None:
-        say(line, self._console)
+        say(line, self._console, style=next((style for start, style in STYLES.items() if line.startswith(start)), None))
 
     def result(self, line: str) -> None:
         """Keep a result line to print on stdout after the display stops."""
@@ -122,10 +127,10 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
             total = seconds["total"]
             shares = {name: value / total for name, value in seconds.items() if name != "total"}
             phases = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01)
-            speed = f"{self._last['num_trajectories'] / total:.1f} rollouts/s"
-            tokens = f"{self._last['total_tokens'] / total:,.0f} tok/s"
+            units = {"num_trajectories": "{:.1f} rollouts/s", "total_tokens": "{:,.0f} tok/s"}
+            speeds = [form.format(self._last[name] / total) for name, form in units.items() if name in self._last]
             spent = Text(f"{total:.1f} s: {phases}", no_wrap=True, overflow="ellipsis")
-            rows.append(("Last step", spent, f"{speed}, {tokens}"))
+            rows.append(("Last step", spent, ", ".join(speeds)))
         columns = (Column(style="bold", no_wrap=True, width=12), Column(width=space), Column(no_wrap=True))
         grid = Table.grid(*columns, padding=(0, 2))
         for name, middle, numbers in rows:

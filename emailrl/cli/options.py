@@ -147,15 +147,19 @@ def names_in(db: Path) -> set[str]:
     """The display names in a database; none if it is not at hand."""
     from sqlalchemy import select
 
-    from emailrl.mail.database import emails, names_of, opened
+    from emailrl.mail import database
 
-    with suppress(EmailRLError), opened(db) as connection:
-        named = connection.scalars(select(emails.c.names).where(emails.c.names != ""))
-        return {name for lines in named for name in names_of(lines).values()}
+    with suppress(EmailRLError), database.opened(db) as connection:
+        named = connection.scalars(select(database.emails.c.names).where(database.emails.c.names != ""))
+        return {name for lines in named for name in database.names_of(lines).values()}
     return set()
 
 
-BY_SETTING: Final[dict[str, Any]] = {"model_name": models, "resume": one_of("auto", "latest", "best")}
+BY_SETTING: Final[dict[str, Any]] = {
+    "algorithm": names_of("emailrl.training.algorithms", "ALGORITHMS"),
+    "model_name": models,
+    "resume": one_of("auto", "latest", "best"),
+}
 """Completers of settings without a fixed list of choices, by name."""
 
 Json = Annotated[bool, Option("--json", help="Print the result as JSON on the last line of stdout.")]

@@ -39,10 +39,10 @@ def result_console(*, json: bool = False) -> Console:
     return PlainConsole(stderr=json)
 
 
-def say(line: str, console: Console | None = None) -> None:
+def say(line: str, console: Console | None = None, *, style: str | None = None) -> None:
     """Print a line without control characters, on stderr by default; wraps at words on a terminal."""
     console = console or progress_console()
-    console.print(one_line(line), soft_wrap=not console.is_terminal)
+    console.print(one_line(line), style=style, soft_wrap=not console.is_terminal)
 
 
 def warn(*lines: str) -> None:

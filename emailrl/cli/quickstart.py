@@ -1,8 +1,9 @@
 """Run the whole cycle on a CPU in minutes: demo mailbox, packaged small policy, training and its effect.
 
 The policy answers questions about mailboxes it has never seen, is trained on others with reinforcement learning, and
-answers again. The folder's emailrl.toml lets gen-db, train, benchmark and inspect-trajectory run there without
-options. Ctrl-C saves the last step, and the same command resumes from it.
+answers again; one page compares both, and opens where there is a browser. The folder's emailrl.toml lets gen-db, train,
+benchmark and inspect-trajectory run there without options. Ctrl-C saves the last step, and the same command resumes
+from it.
 
 Examples:
 
@@ -14,8 +15,11 @@ Examples:
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import sys
 import time
+import webbrowser
 from contextlib import suppress
 from dataclasses import dataclass
 from json import dumps
@@ -51,12 +55,14 @@ class Outcome:
     before: Report
     after: Report
     run_dir: Path
+    page: Path  # Shows the run and both tests.
     best_step: int  # The step of the best model, which ``after`` measures; 0 for the untrained one.
     seconds: float
 
     def record(self) -> dict[str, Any]:
         (before,), (after,) = self.before.records(), self.after.records()
         run = {"run_dir": self.run_dir, "curve": self.run_dir / "curve.png", "best_step": self.best_step}
+        run["page"] = self.page
         return {"before": before, "after": after, **run, "seconds": self.seconds}
 
 
@@ -64,6 +70,7 @@ def quickstart(
     max_steps: Annotated[int, Option("--max-steps", min=1, help="Maximum optimizer steps.")] = 15,
     out: Annotated[Path | None, path_option(help="Output folder. Default: quickstart, or the next number.")] = None,
     overwrite: Overwrite = False,
+    no_open: Annotated[bool, Option("--no-open", help="Do not open the page in a browser.")] = False,
     json: Json = False,
 ) -> None:
     from emailrl.checkpoints import find_checkpoint
@@ -104,8 +111,9 @@ def quickstart(
         console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {told}")
     if outcome.best_step == 0:
         console.print(UNTRAINED, style="yellow")
-    curve = outcome.run_dir / "curve.png"
-    console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Plot: {curve}", soft_wrap=True)
+    console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Page: {outcome.page}", soft_wrap=True)
+    if not (no_open or json) and has_browser():
+        webbrowser.open(outcome.page.absolute().as_uri())
     print_next(["inspect-trajectory", "--verbose"], folder=folder)
     if json:
         print_json(outcome.record())
@@ -118,6 +126,8 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.benchmark import Subject, run_benchmark
     from emailrl.model.resolve import Adapter
+    from emailrl.page.build import gather, page
+    from emailrl.page.place import place_of
     from emailrl.questions.load import questions_file, read_questions, write_demo
     from emailrl.settings import load_settings
     from emailrl.training.loop import train
@@ -147,7 +157,7 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
         title, total = f"benchmark of {subject.label}", len(chosen.scenarios)
         tally.begin(title, total)
         report = run_benchmark(
-            [subject], chosen.scenarios, settings, out / "benchmarks" / name,
+            [subject], chosen.scenarios, settings, settings.output.output_dir.parent / "benchmarks" / name,
             notes=chosen.notes, progress=lambda *_: tally.advance(title, total), overwrite=True,
         )  # fmt: skip
         if report.interrupted:
@@ -161,9 +171,17 @@ def cycle(out: Path, steps: int, overwrite: bool, tally: Tally, live: LiveRun) -
     run_dir = train(settings, resume="auto", display=live).run_dir
     best = find_checkpoint("best", settings.output.output_dir)
     after = measure(Subject("trained", best.metadata.base_model, Adapter.of(best)), "after")
-    outcome = Outcome(before, after, run_dir, best.metadata.step, time.monotonic() - started)
+    target = out / "quickstart.html"
+    replace_bytes(target, page(gather(place_of(run_dir), model_name="nano")).encode("utf-8", "replace"))
+    outcome = Outcome(before, after, run_dir, target, best.metadata.step, time.monotonic() - started)
     replace_bytes(out / "quickstart.json", dumps(outcome.record(), default=str, indent=2).encode())
     return outcome
+
+
+def has_browser() -> bool:
+    """Whether somebody sits before a screen who may be shown a page: a terminal, no CI, and a desktop."""
+    has_desktop = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return has_desktop and sys.stdout.isatty() and not os.environ.get("CI")
 
 
 def free_folder(wanted: Path) -> Path:

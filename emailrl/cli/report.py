@@ -1,5 +1,7 @@
 """Write one HTML page of a run or benchmark: curves, failures, every trajectory down to its tokens.
 
+Of several runs, it has their curves over each other and a table, grouped by the settings in which they differ.
+
 The page is a single file that opens in a browser without network or server. It contains email text unless --redact is
 given. If the run is too large for one page, the evaluations and the newest steps are kept, and the page says what is
 left out.
@@ -9,6 +11,7 @@ Examples:
 
   emailrl report
   emailrl report outputs/grpo_masked --html run.html
+  emailrl report outputs/grpo_masked outputs/grpo_masked-2 --html runs.html
   emailrl report outputs/benchmarks/test --html benchmark.html --redact
 """
 
@@ -27,6 +30,7 @@ from emailrl.cli.options import Json, Overwrite, addresses_in, names_in, path_op
 from emailrl.cli.output import print_json, result_console, say
 
 if TYPE_CHECKING:
+    from emailrl.page.build import PageData
     from emailrl.settings import PlayingSettings
 
 HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
@@ -36,7 +40,10 @@ Redact = Annotated[
 
 
 def report(
-    run: Annotated[Path | None, Argument(help="Run or benchmark folder. Default: newest run, else benchmark.")] = None,
+    runs: Annotated[
+        list[Path] | None,
+        Argument(metavar="[run]...", help="Run or benchmark, or runs to compare. Default: newest run, else benchmark."),
+    ] = None,
     html: Annotated[
         Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")
     ] = None,
@@ -44,12 +51,21 @@ def report(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
+    from emailrl.page.build import gather_runs
     from emailrl.page.place import made_in, newest_file, newest_run
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
     output_dir = settings.output.output_dir
-    check_searchable(run)
+    for each in runs or []:
+        check_searchable(each)
+    if runs and len(runs) > 1:
+        check_out(target := html or Path("runs.html"), may_exist=overwrite, option="--html")
+        written = write_data(gather_runs(runs), target, settings, redact=redact, json=json)
+        if json:
+            print_json(written)
+        return
+    run = next(iter(runs or []), None)
     if run is None and (run := newest_run(output_dir)) is not None:
         say(f"Newest run: {run}")
     elif run is None:
@@ -58,8 +74,9 @@ def report(
             raise UsageError(problem, "Make one (emailrl train or benchmark), or name one.")
         run = made_in(file)
         say(f"Newest benchmark: {run}")
-    if (target := html) is None:
-        check_own(target := Path(f"{run.absolute().name}.html"), "--html")
+    target = html or Path(f"{run.absolute().name}.html")
+    if html is None:
+        check_own(target, "--html")
     written = write_page(run, target, settings, index=None, redact=redact, overwrite=overwrite, json=json)
     if json:
         print_json(written)
@@ -69,15 +86,22 @@ def write_page(
     path: Path, target: Path, settings: PlayingSettings, *, index: int | None, redact: bool, overwrite: bool, json: bool
 ) -> dict[str, Any]:
     """Write the page for ``path`` to ``target``, unless that may not be replaced; return what ``--json`` prints."""
-    from emailrl.page.build import gather, page
+    from emailrl.page.build import gather
     from emailrl.page.place import place_of
-    from emailrl.page.redact import redacted
 
     check_out(target, may_exist=overwrite, option="--html")
-    place, db = place_of(path, index), settings.store.db
+    place = place_of(path, index)
     if path in place.root.parents:
         say(f"Newest in {path}: {place.root}")
-    data = gather(place, model_name=settings.model.name)
+    return write_data(gather(place, model_name=settings.model.name), target, settings, redact=redact, json=json)
+
+
+def write_data(data: PageData, target: Path, settings: PlayingSettings, *, redact: bool, json: bool) -> dict[str, Any]:
+    """Write a page's data to ``target`` and say so; return what ``--json`` prints."""
+    from emailrl.page.build import page
+    from emailrl.page.redact import redacted
+
+    db = settings.store.db
     content = page(redacted(data, addresses_in(db), names_in(db)) if redact else data).encode("utf-8", "replace")
     write_out(target, content)
     left_out = data.run["left_out"]

@@ -4,6 +4,7 @@ Everything shown is ``rich.text.Text``: email and model output are never parsed 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -112,13 +113,13 @@ def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
                 facts += [f"{item['tokens']} tokens"] * bool(item["tokens"])
                 facts += [f"{item['seconds']:.2f} s", f"finish {plain_line(item['finish'])}"]
             yield Rule(Text(" · ".join(facts)), align="left", style="blue")
-            if text.strip():
-                yield _labelled("assistant", text.strip(), "")
+            if said := item["said"]:
+                yield _labelled("assistant", said, "")
             yield from (_call(call["name"], call["arguments"] or {}) for call in item["calls"])
             if item["error"]:
                 yield _labelled("unparsable", item["error"], "red")
         elif role == "tool":
-            yield _labelled(f"result of {plain_line(item['name'] or 'tool')}", _tool_result(text), "cyan")
+            yield _result(f"result of {plain_line(item['name'] or 'tool')}", text)
         elif verbose or role not in ("system", "user") or number:
             yield _labelled(role, text, CONTEXT)
 
@@ -131,6 +132,14 @@ def _call(name: str, arguments: dict[str, Any]) -> Padding:
 
 def _labelled(label: str, content: str, style: str) -> Padding:
     return Padding(Text.assemble((f"{label}: ", "dim"), (content, style)), (0, 0, 0, 2))
+
+
+def _result(label: str, content: str) -> Padding:
+    """A tool's result; what a search has matched is bold instead of between tags, which other texts keep."""
+    text = _tool_result(content)
+    parts = re.split(r"<b>(.*?)</b>", text, flags=re.DOTALL) if text.startswith("\n•") else [text]
+    matches = [(part, "bold cyan" if number % 2 else "cyan") for number, part in enumerate(parts)]
+    return Padding(Text.assemble((f"{label}: ", "dim"), *matches), (0, 0, 0, 2))
 
 
 def _tool_result(content: str) -> str:

@@ -31,9 +31,9 @@ from emailrl.engines.base import Engine, PolicyEngine
 from emailrl.measure.evaluation import (
     Evaluation,
     check_samples,
+    compared,
     is_correct,
     is_judged,
-    paired_test,
     reason,
     total_cost,
     verdict,
@@ -127,19 +127,8 @@ class Report:
 
 
 def compare(first: Result, second: Result) -> Comparison:
-    """Compare two results over the questions that both played equally often with a verdict for every sample."""
-    one, other = (
-        {name: each for name, each in result.evaluation.by_question.items() if all(map(is_judged, each))}
-        for result in (first, second)
-    )
-    differences = [
-        (samples[0].scenario.inbox_address, sum(map(is_correct, samples)) - sum(map(is_correct, other[name])))
-        for name, samples in one.items()
-        if len(samples) == len(other.get(name, ()))
-    ]
-    better = [sum(sign * difference > 0 for _, difference in differences) for sign in (1, -1)]
-    labels = first.subject.label, second.subject.label
-    return Comparison(*labels, len(differences), better[0], better[1], *paired_test(differences))
+    """Compare two results over the questions that both have verdicts of."""
+    return Comparison(first.subject.label, second.subject.label, **compared(first.evaluation, second.evaluation))
 
 
 def _attack_record(subject: Subject, trajectories: Sequence[Trajectory]) -> dict[str, Any]:

@@ -131,6 +131,23 @@ class Evaluation:
         return found | disagreement(self.trajectories) | self.rubric
 
 
+def compared(first: Evaluation, second: Evaluation) -> dict[str, Any]:
+    """Compare two evaluations over the questions that both played equally often with a verdict for every sample:
+    ``num_questions``, on how many each is better (``better_first``, ``better_second``), ``p_value`` and ``unit``."""
+    one, other = (
+        {name: samples for name, samples in each.by_question.items() if all(map(is_judged, samples))}
+        for each in (first, second)
+    )
+    differences = [
+        (samples[0].scenario.inbox_address, sum(map(is_correct, samples)) - sum(map(is_correct, other[name])))
+        for name, samples in one.items()
+        if len(samples) == len(other.get(name, ()))
+    ]
+    better = [sum(sign * difference > 0 for _, difference in differences) for sign in (1, -1)]
+    found = {"num_questions": len(differences), "better_first": better[0], "better_second": better[1]}
+    return found | dict(zip(("p_value", "unit"), paired_test(differences), strict=True))
+
+
 def check_samples(num_samples: int, temperature: float) -> None:
     """Raise UsageError if several samples of a question would be identical."""
     if num_samples > 1 and temperature == 0:

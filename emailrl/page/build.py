@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.base.errors import UsageError
-from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, source_of
+from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, runs_record, source_of
 from emailrl.page.shapes import TokenTexts, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 
@@ -63,6 +63,11 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
     return PageData(run, [*chain.from_iterable(listed)], details)
 
 
+def gather_runs(paths: Sequence[Path]) -> PageData:
+    """Read the numbers of several runs, to compare; UsageError if one has none."""
+    return PageData(runs_record(paths), [], lambda: iter(()))
+
+
 Kept = list[tuple[TrajectoryIndex, Sequence[int]]]
 """The files, and of each the positions of the trajectories that a page shows."""
 
@@ -103,7 +108,7 @@ def _several(names: list[str]) -> str:
 
 _CHUNK_BYTES = 400_000  # trajectory JSON that the page unpacks at a time
 SCRIPTS: Final = (
-    "data", "dom", "state", "charts", "overview", "list", "conversation", "tokens", "detail", "about", "main",
+    "data", "dom", "state", "charts", "overview", "runs", "list", "conversation", "tokens", "detail", "about", "main",
 )  # fmt: skip
 """The page's scripts in the order in which they are joined into one."""
 

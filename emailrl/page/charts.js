@@ -56,7 +56,7 @@ function tickText(value, show) {
 }
 
 // lines: [{name, points: [{x, y, low?, high?}], kind: "line" | "dots"}]; show: formats a value.
-function lineChart(title, lines, { show = number, note = "", zero = false } = {}) {
+function lineChart(title, lines, { show = number, note = "", zero = false, smooth = false } = {}) {
   const recorded = lines.map((line) => ({ ...line, points: line.points.filter((point) => point.y !== null && point.y !== undefined) }));
   const drawn = recorded.map((line) => ({ ...line, points: thinned(line.points) }));
   const points = drawn.flatMap((line) => line.points);
@@ -66,14 +66,14 @@ function lineChart(title, lines, { show = number, note = "", zero = false } = {}
   const highs = points.map((point) => point.high ?? point.y);
   const frame = makeFrame(Math.min(...xs), Math.max(...xs), Math.min(...lows, zero ? 0 : Infinity), Math.max(...highs));
   const picture = framePicture(frame, `${title}: ${summary(drawn, show)}`, show);
-  drawn.forEach((line, index) => drawLine(picture, frame, line, index));
+  drawn.forEach((line, index) => drawLine(picture, frame, line, line.series ?? index, smooth));
   const readout = el("output", { class: "readout" }, latest(drawn, show));
   const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
   picture.append(cursor);
   follow(picture, frame, [...new Set(xs)].sort((one, other) => one - other), cursor, (step) => {
     readout.textContent = step === null ? latest(drawn, show) : `step ${step}: ${valuesAt(drawn, step, show)}`;
   });
-  const entries = drawn.map((line, index) => line.points.length && el("span", { class: `key series-${index}` }, line.name)).filter(Boolean);
+  const entries = drawn.map((line, index) => line.points.length && el("span", { class: `key series-${line.series ?? index}` }, outside(line.name))).filter(Boolean);
   const keys = entries.length > 1 ? el("p", { class: "keys" }, entries) : null;
   return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, recorded.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
 }
@@ -104,7 +104,13 @@ function framePicture(frame, label, show) {
   return picture;
 }
 
-function drawLine(picture, frame, line, index) {
+// The running mean of a line, each point weighing 0.6 of the mean before it.
+function smoothed(points) {
+  let middle = null;
+  return points.map((point) => ({ ...point, y: (middle = middle === null ? point.y : 0.6 * middle + 0.4 * point.y) }));
+}
+
+function drawLine(picture, frame, line, index, smooth) {
   const at = (point, name = "y") => `${frame.x(point.x).toFixed(1)},${frame.y(point[name] ?? point.y).toFixed(1)}`;
   const banded = line.points.filter((point) => point.low !== undefined && point.low !== null);
   if (line.kind === "dots") {
@@ -115,7 +121,9 @@ function drawLine(picture, frame, line, index) {
     const outline = [...banded.map((point) => at(point, "high")), ...banded.toReversed().map((point) => at(point, "low"))];
     picture.append(svg("polygon", { class: `band series-${index}`, points: outline.join(" ") }));
   }
-  picture.append(svg("polyline", { class: `line series-${index}`, points: line.points.map((point) => at(point)).join(" ") }));
+  const path = (points, name) => picture.append(svg("polyline", { class: `${name} series-${index}`, points: points.map((point) => at(point)).join(" ") }));
+  path(line.points, smooth ? "line raw" : "line");
+  if (smooth) path(smoothed(line.points), "line");
   if (line.kind === "dots" || line.points.length === 1) {
     for (const point of line.points) picture.append(svg("circle", { class: `dot series-${index}`, cx: frame.x(point.x), cy: frame.y(point.y), r: 3 }));
   }
@@ -141,27 +149,35 @@ function summary(lines, show) {
     .join("; ");
 }
 
-// Moves a cursor along the steps; a click opens that step's trajectories.
+// Moves a cursor along the steps in all charts at once; a click opens that step's trajectories. On a touch screen, the
+// first touch of a step reads it, the second opens it.
+const linked = [];
+
 function follow(picture, frame, steps, cursor, tell) {
-  const nearest = (event) => {
+  const nearestTo = (x) => steps.reduce((best, step) => (Math.abs(step - x) < Math.abs(best - x) ? step : best));
+  const stepAt = (event) => {
     const box = picture.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * CHART.width;
     return steps.reduce((best, step) => (Math.abs(frame.x(step) - x) < Math.abs(frame.x(best) - x) ? step : best));
   };
-  picture.addEventListener("pointermove", (event) => {
-    const step = nearest(event);
-    cursor.setAttribute("x1", frame.x(step));
-    cursor.setAttribute("x2", frame.x(step));
-    cursor.setAttribute("visibility", "visible");
+  let read = null;
+  linked.push((x) => {
+    const step = x === null || x < steps[0] || x > steps.at(-1) ? null : nearestTo(x);
+    cursor.setAttribute("visibility", step === null ? "hidden" : "visible");
+    if (step !== null) for (const end of ["x1", "x2"]) cursor.setAttribute(end, frame.x(step));
     tell(step);
   });
-  picture.addEventListener("pointerleave", () => {
-    cursor.setAttribute("visibility", "hidden");
-    tell(null);
-  });
+  const show = (step) => linked.forEach((each) => each(step));
+  picture.addEventListener("pointermove", (event) => show(stepAt(event)));
+  picture.addEventListener("pointerleave", (event) => event.pointerType === "touch" || show(null));
   if (!data.rows.length) return;
   picture.classList.add("opens");
-  picture.addEventListener("click", (event) => go({ ...noFilters(), view: "list", t: null, side: null, step: nearest(event) }));
+  picture.addEventListener("click", (event) => {
+    const step = stepAt(event);
+    show(step);
+    if (event.pointerType === "touch" && read !== step) read = step;
+    else go({ ...noFilters(), view: "list", t: null, side: null, step });
+  });
 }
 
 // columns: [{x, parts: {name: value}}]

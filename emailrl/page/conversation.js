@@ -22,15 +22,9 @@ function fold(label, hint, content, opened = false) {
   const box = el("details", { class: "fold", open: opened }, el("summary", {}, el("span", { class: "who", text: label }), outside(hint, "span", { class: "hint" })));
   const draw = () => box.children.length > 1 || box.append(content());
   if (opened) draw();
+  box.draw = draw;
   box.addEventListener("toggle", () => box.open && draw());
   return box;
-}
-
-// The model's text besides its calls; the call markup is in the raw text and the tokens.
-function prose(item) {
-  if (!item.calls.length) return item.text.trim();
-  const start = item.text.search(/<tool_call>|\[TOOL_CALLS\]|<function=|<\|tool/);
-  return (start < 0 ? (item.text.trim().startsWith("{") ? "" : item.text) : item.text.slice(0, start)).trim();
 }
 
 function assistantTurn(item, gold, { compact, raw }) {
@@ -41,8 +35,7 @@ function assistantTurn(item, gold, { compact, raw }) {
   if (!compact && item.logprob !== null && item.logprob !== undefined) facts.push(`mean log-prob ${number(item.logprob)}`);
   if (item.finish && item.finish !== "stop") facts.push(`finish ${item.finish}`);
   node.append(el("span", { class: "who", text: facts.join(" · ") }));
-  const said = prose(item);
-  if (said) node.append(outside(said, "p", { class: "said" }));
+  if (item.said) node.append(outside(item.said, "p", { class: "said" }));
   for (const call of item.calls) node.append(callNode(call, gold));
   if (item.error) node.append(outside(`Unreadable tool call: ${item.error}`, "p", { class: "problem" }));
   if (raw && item.calls.length && item.text) node.append(fold("raw text", "", () => outside(item.text, "pre")));

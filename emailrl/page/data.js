@@ -57,8 +57,11 @@ async function refresh({ most = Infinity, tell = () => {} } = {}) {
   const before = data.run ? data.run.files : [];
   let same = 0;
   while (same < before.length && same < run.files.length && sameFile(before[same], run.files[same])) same += 1;
-  const isSame = data.run && same === run.files.length && same === before.length && run.steps.length === data.run.steps.length;
-  if (isSame && data.rows.length === run.total) return false;
+  const isSame = data.run && same === run.files.length && same === before.length && run.steps.length === data.run.steps.length && run.status?.state === data.run.status?.state && run.pair?.after.trajectories === data.run.pair?.after.trajectories;
+  if (isSame && data.rows.length === run.total) {
+    data.run.status = run.status;
+    return false;
+  }
   const kept = before.slice(0, same).reduce((sum, file) => sum + file.count, 0);
   const rows = data.rows.slice(0, kept);
   while (rows.length < Math.min(run.total, most)) {

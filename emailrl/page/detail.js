@@ -7,28 +7,32 @@ async function showDetail(pane) {
   const row = openRow();
   const request = (asked += 1);
   if (!row) {
-    pane.replaceChildren(el("div", { class: "empty" }, data.rows.length
+    pane.replaceChildren(el("div", { class: "empty" }, state.t ? missing() : data.rows.length
       ? [el("p", { class: "large", text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })]
       : [el("p", { class: "large", text: "No trajectories" }), el("p", { class: "note", text: "This run kept none. The overview shows its metrics." })]));
     return;
   }
   const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;
-  const found = await Promise.all((members || [row]).map(detailOf));
+  let found;
+  try {
+    found = await Promise.all((members || [row]).map(detailOf));
+  } catch (error) {
+    if (request === asked) pane.replaceChildren(el("p", { class: "loading", role: "alert" }, outside(`This trajectory could not be read: ${error.message}`)));
+    return;
+  }
   if (request !== asked) return;
   const content = members ? sideBySide(row, members, found) : trajectory(row, found[0]);
   const same = pane.dataset.shown === `${state.t} ${state.side}`;
-  const top = same ? pane.scrollTop : 0;
   pane.dataset.shown = `${state.t} ${state.side}`;
-  const focus = pane.contains(document.activeElement) && document.activeElement !== pane ? document.activeElement : null;
+  if (same) return replaceKept(pane, content);
+  const hadFocus = pane.contains(document.activeElement);
   pane.replaceChildren(content);
-  pane.scrollTop = top;
-  if (focus) (alike(pane, focus) || pane).focus({ preventScroll: true });
+  pane.scrollTop = 0;
+  if (hadFocus) pane.focus({ preventScroll: true });
 }
 
-// The control that corresponds to the focused one before the redraw.
-function alike(pane, focus) {
-  return [...pane.querySelectorAll(focus.tagName)].find((each) => each.textContent === focus.textContent && each.className === focus.className);
-}
+// The address names a trajectory that is not in this page.
+const missing = () => [el("p", { class: "large", text: "This trajectory is not here" }), el("p", { class: "note" }, "The address names ", outside(state.t, "code"), data.rows.length < data.run.total ? ", which may still be loading." : data.run.left_out.length ? ", which may be left out of this page (see Overview)." : ", which this page does not hold.")];
 
 // A question's evaluations and other occurrences, by step.
 function sameQuestion(row) {
@@ -120,6 +124,16 @@ function pairTable(pairs) {
   return el("table", { class: "pairs" }, el("tbody", {}, shown.map(([name, value]) => el("tr", {}, outside(name, "th", { scope: "row" }), outside(typeof value === "boolean" ? (value ? "yes" : "no") : textOf(value), "td")))));
 }
 
+// Where a rollout leaves the one it stands beside: the first token that differs, with a few before it.
+function firstDifference(one, other) {
+  const [mine, theirs] = [one, other].map((detail) => detail.samples[0]);
+  if (!mine?.ids || !theirs?.ids) return el("p", { class: "note" });
+  const at = theirs.ids.findIndex((id, index) => id !== mine.ids[index]);
+  if (at < 0 || !theirs.mask[at]) return el("p", { class: "note", text: at < 0 ? "The same tokens as this trajectory." : "Another prompt than this trajectory's." });
+  const before = Array.from({ length: Math.min(4, at) }, (_, index) => pieceOf(theirs, at - Math.min(4, at) + index)).join("");
+  return el("p", { class: "note" }, `Leaves this trajectory at token ${at}: `, outside(before), outside(pieceOf(theirs, at), "mark"), " instead of ", mine.ids[at] === undefined ? "its end" : outside(pieceOf(mine, at), "code"));
+}
+
 function sideBySide(row, members, found) {
   const many = state.side === "group";
   const rewards = members.map((each) => each.reward);
@@ -127,6 +141,10 @@ function sideBySide(row, members, found) {
   const columns = members.map((each, index) => el("section", { class: "column", "aria-label": many ? `Rollout ${index + 1}` : plain(fileOf(each).label), "aria-current": each === row ? "true" : null },
     el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : brief(fileOf(each).label))),
     el("p", { class: "facts" }, el("span", { class: `badge ${each.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[each.verdict]} ${each.verdict}`), el("span", { text: `reward ${number(each.reward, 2)}` }), found[index].advantage === null ? null : el("span", { text: `advantage ${signed(found[index].advantage, 2)}` })),
-    evidenceMarks(each, { inFull: true }), conversation(found[index], { compact: true })));
-  return el("article", { class: "trajectory wide" }, el("a", { class: "back always", href: address({ side: null }), text: "← This trajectory" }), outside(found[0].question, "h1"), el("p", { class: "lead" }, "Expected: ", outside(found[0].gold || "no answer in the mailbox"), `. ${lead}`), scroller("Side by side", el("div", { class: "columns" }, columns)));
+    evidenceMarks(each, { inFull: true }), each === row ? el("p", { class: "note", text: "This trajectory." }) : firstDifference(found[members.indexOf(row)], found[index]), conversation(found[index], { compact: true })));
+  const grid = el("div", { class: "columns" }, columns);
+  const rows = 4 + Math.max(...columns.map((column) => column.querySelector(".talk").children.length)); // turns in line
+  grid.style.gridTemplateRows = `repeat(${rows}, auto)`;
+  for (const column of columns) column.style.gridRow = `span ${rows}`;
+  return el("article", { class: "trajectory wide" }, el("a", { class: "back always", href: address({ side: null }), text: "← This trajectory" }), outside(found[0].question, "h1"), el("p", { class: "lead" }, "Expected: ", outside(found[0].gold || "no answer in the mailbox"), `. ${lead}`), scroller("Side by side", grid));
 }

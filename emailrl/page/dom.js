@@ -86,3 +86,27 @@ function bar(value, low, high) {
   zero.style.left = `${(-100 * low) / span}%`;
   return el("span", { class: "bar", "aria-hidden": "true" }, fillBar, zero);
 }
+
+// Replaces what a box shows, and keeps what its reader has done there: open folds, focus, scroll positions.
+function replaceKept(box, content) {
+  const { activeElement: active } = document;
+  const focus = box.contains(active) && active !== box ? active : null;
+  const open = new Set([...box.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
+  const scrolled = [box, ...box.querySelectorAll(".scroller")].map((node) => [node.scrollTop, node.scrollLeft]);
+  const [left, top] = [scrollX, scrollY];
+  box.replaceChildren(content);
+  for (const fold of box.querySelectorAll("details")) {
+    if (!open.has(fold.firstChild.textContent)) continue;
+    fold.open = true;
+    fold.draw?.();
+  }
+  [box, ...box.querySelectorAll(".scroller")].forEach((node, index) => { [node.scrollTop, node.scrollLeft] = scrolled[index] ?? [0, 0]; });
+  scrollTo(left, top);
+  if (focus) (alike(box, focus) || box).focus({ preventScroll: true });
+}
+
+// The control that corresponds to the focused one before the redraw.
+function alike(box, focus) {
+  const name = (node) => `${node.className} ${node.getAttribute("aria-label") ?? node.textContent}`;
+  return [...box.querySelectorAll(focus.tagName)].find((each) => name(each) === name(focus));
+}

@@ -28,7 +28,7 @@ function updateList({ follow = true } = {}) {
   if (counted.dataset.said !== text) announce(`${text} shown`);
   counted.dataset.said = text;
   const picked = state.rmin !== undefined ? [Number(state.rmin), Number(state.rmax)] : null;
-  document.getElementById("rewards").replaceChildren(histogram(selected(["rmin", "rmax"]), picked, (low, high) => go({ rmin: low, rmax: high }, { replace: true })));
+  replaceKept(document.getElementById("rewards"), histogram(selected(["rmin", "rmax"]), picked, (low, high) => go({ rmin: low, rmax: high }, { replace: true })));
   list.canvas.style.height = `${list.rows.length * ROW_HEIGHT}px`;
   if (follow) showOpenRow();
   drawRows(true);

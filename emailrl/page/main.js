@@ -6,7 +6,7 @@ let shownView = "";
 let singleKeys = true;
 
 function render() {
-  const view = state.view in VIEWS ? state.view : "overview";
+  const view = state.view in VIEWS && data.run.kind !== "runs" ? state.view : "overview";
   for (const link of document.querySelectorAll("#top nav a")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -14,13 +14,15 @@ function render() {
   const main = document.getElementById("main");
   if (view === "list") showList(main);
   else if (shownView !== view) {
-    main.replaceChildren(view === "about" ? about() : overview());
-    main.scrollTop = 0;
+    main.replaceChildren(contentOf(view));
+    scrollTo(0, 0);
   }
   document.body.dataset.view = view;
   markOpen(view);
   shownView = view;
 }
+
+const contentOf = (view) => (view === "about" ? about() : overview());
 
 function showList(main) {
   if (shownView !== "list") main.replaceChildren(el("div", { class: "split" }, listPane(), el("div", { class: "pane detail-pane", id: "detail", role: "region", "aria-label": "Trajectory", tabindex: "0" })));
@@ -38,11 +40,11 @@ function markOpen(view) {
 }
 
 function drawTop() {
-  const links = Object.entries(VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
+  const links = Object.entries(data.run.kind === "runs" ? {} : VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
   const parts = [
     el("span", { class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), outside(data.run.title)),
-    config.served ? el("span", { class: "live", id: "live", text: "live" }) : null,
-    el("nav", { "aria-label": "Views" }, links),
+    config.served ? el("span", { class: "live", id: "live" }) : null,
+    links.length ? el("nav", { "aria-label": "Views" }, links) : null,
     el("span", { class: "buttons" }, el("button", { type: "button", class: "icon", id: "theme", "aria-label": "Light or dark", title: "Light or dark", onclick: switchTheme }, svg("svg", { viewBox: "0 0 16 16", width: "16", height: "16", "aria-hidden": "true" }, svg("circle", { cx: "8", cy: "8", r: "6.2", fill: "none", stroke: "currentColor", "stroke-width": "1.4" }), svg("path", { d: "M8 1.8a6.2 6.2 0 0 1 0 12.4z", fill: "currentColor" }))), el("button", { type: "button", class: "icon", "aria-label": "Keys and help", title: "Keys and help (?)", text: "?", onclick: showHelp })),
   ];
   document.getElementById("top").replaceChildren(...parts.filter(Boolean));
@@ -112,28 +114,54 @@ function failed(error) {
 }
 
 function redraw() {
+  if (state.view !== "list") return replaceKept(document.getElementById("main"), contentOf(shownView));
   const filters = document.querySelector(".filters");
-  if (state.view === "list") {
-    if (!filters.contains(document.activeElement)) filters.replaceWith(filterBar());
-    updateFilters();
-    updateList({ follow: false });
-    return;
-  }
-  const top = scrollY;
-  shownView = "";
-  render();
-  scrollTo(0, top);
+  if (!filters.contains(document.activeElement)) filters.replaceWith(filterBar());
+  updateFilters();
+  updateList({ follow: false });
 }
 
-// A live run: redraws what is new and keeps the reader's position.
-async function poll() {
+const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
+const LONGEST_SILENCE = 120;
+
+// A run that has written nothing for three times its longest step, or two minutes, may hang.
+function isStalled({ silent }) {
+  const longest = Math.max(0, ...data.run.steps.map((step) => step.seconds?.total || 0));
+  return silent > Math.max(LONGEST_SILENCE, 3 * longest);
+}
+
+// How far the run is: in a few words for the tab's title, and at length for the header.
+function progress() {
+  const { status } = data.run;
+  if (!status) return { brief: "", full: "live", kind: "" };
+  const at = status.steps ? `step ${status.step} of ${status.steps}` : `step ${status.step}`;
+  if (status.state !== "running") {
+    const word = STATES[status.state] ?? plain(status.state);
+    return { brief: word.toLowerCase(), full: `${word} at ${at}${status.reason ? `: ${plain(status.reason)}` : ""}`, kind: status.state === "finished" ? "done" : "bad" };
+  }
+  if (isStalled(status)) return { brief: "stalled", full: `Stalled at ${at}: nothing for ${duration(status.silent)}`, kind: "bad" };
+  const doing = status.phase ? plain(status.phase).replace(/ of step \d+$/, "") : null;
+  const left = status.end ? status.end - Date.now() / 1000 : 0;
+  const parts = [at, doing && (status.rollouts ? `${doing} ${status.done} of ${status.rollouts}` : doing), left > 0 && `about ${duration(left)} left`];
+  return { brief: status.steps ? `${status.step}/${status.steps}` : String(status.step), full: parts.filter(Boolean).join(" · "), kind: "" };
+}
+
+function showProgress(instead = null) {
   const live = document.getElementById("live");
+  const { brief: few, full, kind } = instead ?? progress();
+  if (live.textContent !== full) live.textContent = full;
+  live.className = `live ${kind}`.trim();
+  document.title = [few, plain(data.run.title), "emailrl"].filter(Boolean).join(" · ");
+}
+
+// A live run: redraws what is new and keeps the reader's position. Without a server, all that was read stays.
+async function poll() {
   try {
-    const isNew = await refresh({ tell: (text) => { live.textContent = text; } });
-    live.textContent = "live";
+    const isNew = await refresh({ tell: (full) => showProgress({ brief: "", full, kind: "" }) });
+    showProgress();
     if (isNew) redraw();
   } catch {
-    live.textContent = "not connected";
+    showProgress({ brief: "not connected", full: "Not connected: emailrl view has stopped", kind: "bad" });
   }
   setTimeout(poll, POLL_MILLISECONDS);
 }
@@ -156,6 +184,7 @@ async function start() {
   });
   render();
   document.documentElement.dataset.ready = "true";
+  if (config.served) showProgress();
   if (config.served) setTimeout(poll, data.rows.length < data.run.total ? 0 : POLL_MILLISECONDS);
 }
 

@@ -2,10 +2,12 @@
 
 function overview() {
   const { run } = data;
-  const parts = [heading(), leftOut(), tiles()];
+  linked.length = 0;
+  if (run.kind === "runs") return runsOverview();
+  const parts = [heading(), leftOut(), hero()];
   const charts = curves();
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, el("div", { class: "charts" }, charts), stepTable()));
-  if (run.results.length) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.comparisons.map(comparison)));
+  if (run.results.length > 1) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
   parts.push(failures(), changes(), rewardOverview());
   return el("div", { class: "overview" }, parts);
 }
@@ -14,10 +16,19 @@ function section(title, lead, ...content) {
   return el("section", {}, el("h2", { text: title }), lead ? el("p", { class: "lead", text: lead }) : null, content);
 }
 
+const policyName = (result) => plain(short(result.model));
+
+// A benchmark is about its policies, a run about itself.
+function title() {
+  const { pair, run, title: name, kind } = data.run;
+  if (kind !== "run" || !pair || run.run_id) return name;
+  return pair.before ? `${policyName(pair.before)} → ${policyName(pair.after)}` : policyName(pair.after);
+}
+
 function heading() {
   const { run } = data;
-  const facts = [run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory", "trajectories"), run.run.run_id];
-  return el("div", { class: "heading" }, outside(run.title, "h1"), brief(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
+  const facts = [title() !== run.title && run.title, run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory", "trajectories"), run.run.run_id];
+  return el("div", { class: "heading" }, outside(title(), "h1"), brief(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
 }
 
 function leftOut() {
@@ -29,38 +40,87 @@ function leftOut() {
   return notes.length ? el("div", { class: "notice", role: "note" }, notes) : null;
 }
 
-function tiles() {
+const interval = (each) => `${percent(each.accuracy_low).replace("%", "")} to ${percent(each.accuracy_high)}`;
+const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
+
+// What the page is shown around for: an accuracy before and after, and what is known about that claim.
+function headline() {
   const { run } = data;
-  const tile = (name, value, note) => el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? el("span", { class: "under", text: note }) : null));
-  const measured = (name, each, before) => tile(name, percent(each.accuracy), `${before}${plural(each.num_questions, "question")}, 95% interval ${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}`);
-  const tilesOf = [];
-  if (run.evaluations.length) {
-    const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
-    const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
-    tilesOf.push(tile("Validation accuracy", first === last ? percent(last.accuracy) : `${percent(first.accuracy)} → ${percent(last.accuracy)}`, `${first === last ? "" : "last: "}95% interval ${percent(last.accuracy_low)} to ${percent(last.accuracy_high)}`));
-    tilesOf.push(tile("Validation, selected the model", percent(best.accuracy), `step ${best.step}, ${plural(best.num_questions, "question")}: the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average`));
-    if (run.confirmed) tilesOf.push(measured("Validation, other questions", run.confirmed, `step ${run.confirmed.step}, `));
-    if (run.tested) tilesOf.push(measured("Test accuracy", run.tested, ""));
-    tilesOf.push(tile("Evaluation reward", first === last ? number(last.reward) : `${number(first.reward, 2)} → ${number(last.reward, 2)}`, "mean, first to last"));
-  } else if (run.results.length) {
-    for (const each of run.results.slice(0, 4)) tilesOf.push(tile(`Accuracy, ${plain(short(each.model))}`, percent(each.accuracy), `95% interval ${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}`));
-  } else if (data.rows.length) {
-    const judged = data.rows.filter((row) => row.verdict !== "not judged");
-    const right = judged.filter((row) => row.verdict === "correct").length;
-    tilesOf.push(tile("Correct", judged.length ? percent(right / judged.length) : "–", `${right} of ${judged.length} judged`));
-    tilesOf.push(tile("Reward", number(mean(data.rows.map((row) => row.reward))), "mean"));
+  const trained = Boolean(run.run.run_id);
+  if (run.pair) {
+    const { before, after, compared } = run.pair;
+    const p = compared && compared.num_questions ? `p ${compared.p_value < 0.0001 ? "< 0.0001" : `= ${Number(compared.p_value.toPrecision(2))}`} (exact paired test by ${compared.unit}): better on ${compared.better_second}, worse on ${compared.better_first}` : null;
+    return { name: trained ? "Test accuracy" : "Accuracy on test questions", before, after, notes: [`${plural(after.num_questions, "question")} ${trained ? "that no step has seen" : ""}`.trim(), p] };
   }
-  const losses = run.steps.filter((step) => Number.isFinite(step.loss));
-  if (!run.evaluations.length && losses.length) tilesOf.push(tile("Loss", losses.length > 1 ? `${number(losses[0].loss)} → ${number(losses.at(-1).loss)}` : number(losses[0].loss), `first to last of ${plural(run.steps.length, "step")}`));
-  const validated = run.steps.filter((step) => Number.isFinite(step.val_loss));
-  if (validated.length) tilesOf.push(tile("Validation loss", number(validated.at(-1).val_loss), `step ${validated.at(-1).step}, lowest ${number(Math.min(...validated.map((step) => step.val_loss)))}`));
-  if (!data.rows.length) return el("dl", { class: "tiles" }, tilesOf);
-  const tokens = sum(data.rows.map((row) => row.tokens));
-  const sampled = sum(data.rows.map((row) => row.trained));
-  tilesOf.push(tile("Sampled tokens", tokens ? percent(sampled / tokens) : "–", `of ${tokens.toLocaleString("en")} in this page`));
+  if (run.evaluations.length) {
+    const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
+    const [first] = run.evaluations;
+    return { name: "Validation accuracy, not a test", before: first === best ? null : first, after: best, notes: [`${plural(best.num_questions, "question")} that selected the model, so too high on average; emailrl benchmark tests it`] };
+  }
+  const judged = data.rows.filter((row) => row.verdict !== "not judged");
+  if (!judged.length || run.results.length) return null;
+  const right = judged.filter((row) => row.verdict === "correct").length;
+  return { name: "Correct", before: null, after: { accuracy: right / judged.length }, notes: [`${right} of ${judged.length} judged`] };
+}
+
+function hero() {
+  const claim = headline();
+  const facts = heroFacts();
+  if (!claim) return facts.length ? el("dl", { class: "tiles" }, facts) : null;
+  const { name, before, after, notes } = claim;
+  const figure = (each, kind) => el("span", { class: kind, text: percent(each.accuracy) });
+  const measured = [before, after].filter((each) => each && Number.isFinite(each.accuracy_low));
+  const intervals = measured.length ? [`95% interval ${measured.map(interval).join(" → ")}`] : [];
+  return el("div", { class: "hero" },
+    el("div", { class: "claim" }, el("h2", { text: name }),
+      el("p", { class: "figures" }, before ? [figure(before, "was"), el("span", { class: "to", text: " → " })] : null, figure(after, "is")),
+      measured.length ? el("div", { class: "ranges", "aria-hidden": "true" }, measured.map(range)) : null,
+      [...intervals, ...notes].filter(Boolean).map((text) => el("p", { class: "note", text }))),
+    el("dl", { class: "tiles" }, facts));
+}
+
+function range(each) {
+  const node = el("span", { class: "range" }, el("span", { class: "span" }), el("span", { class: "point" }));
+  node.children[0].style.left = `${100 * each.accuracy_low}%`;
+  node.children[0].style.width = `${100 * (each.accuracy_high - each.accuracy_low)}%`;
+  node.children[1].style.left = `${100 * each.accuracy}%`;
+  return node;
+}
+
+function heroFacts() {
+  const { run } = data;
+  const facts = [];
+  const add = (name, value, note) => facts.push(el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? outside(note, "span", { class: "under" }) : null)));
+  const { evaluations, steps, confirmed, pair, status } = run;
+  if (confirmed) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
+  if (evaluations.length && pair) {
+    const best = evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
+    add("Selected the model", percent(best.accuracy), `step ${best.step}: the highest of ${plural(evaluations.length, "evaluation")}, so too high on average`);
+  }
+  if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward, 2)} → ${number(evaluations.at(-1).reward, 2)}`, "mean, first to last");
+  else if (pair && !evaluations.length) {
+    const change = (name, field, show) => pair.after[field] !== null && pair.after[field] !== undefined && add(name, pair.before ? `${show(pair.before[field])} → ${show(pair.after[field])}` : show(pair.after[field]), "mean");
+    change("Reward", "reward", (value) => number(value, 2));
+    change("Cited right emails", "sources_correct", percent);
+    change("Turns", "num_turns", (value) => number(value, 1));
+    change("Tokens", "tokens", (value) => number(value, 0));
+  } else if (!steps.length && data.rows.length) add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
+  const losses = steps.filter((step) => Number.isFinite(step.loss));
+  if (!evaluations.length && losses.length) add("Loss", losses.length > 1 ? `${number(losses[0].loss)} → ${number(losses.at(-1).loss)}` : number(losses[0].loss), `first to last of ${plural(steps.length, "step")}`);
+  const validated = steps.filter((step) => Number.isFinite(step.val_loss));
+  if (validated.length) add("Validation loss", number(validated.at(-1).val_loss), `step ${validated.at(-1).step}, lowest ${number(Math.min(...validated.map((step) => step.val_loss)))}`);
+  const timed = steps.filter((step) => step.seconds?.total);
+  if (timed.length) {
+    const total = sum(timed.map((step) => step.seconds.total));
+    const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
+    add("Time", duration(total), `${plural(timed.length, "step")}, evaluations ${percent(1 - working / total)}`);
+    const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
+    if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
+  }
+  if (status && status.state !== "running") add("Ended", STATES[status.state] ?? plain(status.state), status.reason || (status.state === "killed" ? "without a last word" : null));
   const crashed = data.rows.filter((row) => row.verdict === "crashed").length;
-  tilesOf.push(tile("Crashed", String(crashed), `of ${data.rows.length.toLocaleString("en")} trajectories`));
-  return el("dl", { class: "tiles" }, tilesOf);
+  if (crashed) add("Crashed", String(crashed), `of ${plural(data.rows.length, "trajectory", "trajectories")}`);
+  return facts;
 }
 
 // Half the 95% interval of each step's mean over its groups: rollouts of one question are not independent.
@@ -107,11 +167,15 @@ function curves() {
     lineChart("Tokens per trajectory", [lengths("tokens", (row) => row.tokens), lengths("sampled", (row) => row.trained)], { show: (value) => number(value, 1), zero: true, note: "Of the trajectories in this page." }),
     stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),
+    lineChart("Tokens a second", [{ name: "tokens", points: timed(steps, (step) => step.total_tokens / (step.seconds.total - (step.seconds.evaluation || 0))) }], { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
+    lineChart("Rollouts a second", [{ name: "rollouts", points: timed(steps, (step) => step.num_trajectories / step.seconds.rollout) }], { zero: true }),
     lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
     lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
   ];
   return charts.filter(Boolean);
 }
+
+const timed = (steps, of) => steps.filter((step) => step.seconds?.total && Number.isFinite(of(step))).map((step) => ({ x: step.step, y: of(step) }));
 
 function lengths(name, valueOf) {
   const steps = groupedBy(data.rows.filter((row) => row.source === "step"), (row) => row.step);
@@ -133,14 +197,11 @@ function stepTable() {
   if (!steps.length) return null;
   const shown = steps.slice(-MOST_TABLE_ROWS);
   const note = shown.length < steps.length ? ` (the last ${MOST_TABLE_ROWS} of ${steps.length})` : "";
-  const box = el("details", { class: "fold" }, el("summary", { text: `All values by step${note}` }));
-  box.addEventListener("toggle", () => {
-    if (!box.open || box.children.length > 1) return;
+  return fold(`All values by step${note}`, "", () => {
     const head = el("tr", {}, el("th", { scope: "col", text: "step" }), STEP_COLUMNS.map(([, name]) => el("th", { scope: "col", text: name })));
     const body = shown.map((step) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: stepAddress(step.step), text: String(step.step) })), STEP_COLUMNS.map(([field, , show]) => el("td", { text: show(step[field]) }))));
-    box.append(scroller("Values by step", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body))));
+    return scroller("Values by step", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body)));
   });
-  return box;
 }
 
 const stepAddress = (step) => address({ ...noFilters(), view: "list", t: null, side: null, source: "step", step });
@@ -149,25 +210,20 @@ const scroller = (label, content) => el("div", { class: "scroller", role: "regio
 const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; p = ${Number(each.p_value).toPrecision(3)} (exact paired test${each.unit ? ` by ${each.unit}` : ""})`, "p", { class: "note" });
 
 function resultTable() {
-  const rows = data.run.results.map((each) => {
-    const range = el("span", { class: "range", "aria-hidden": "true" }, el("span", { class: "span" }), el("span", { class: "point" }));
-    range.children[0].style.left = `${100 * each.accuracy_low}%`;
-    range.children[0].style.width = `${100 * (each.accuracy_high - each.accuracy_low)}%`;
-    range.children[1].style.left = `${100 * each.accuracy}%`;
-    return el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: `${percent(each.accuracy_low)} to ${percent(each.accuracy_high)}` }), el("td", {}, range), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) }));
-  });
+  const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
   const head = ["model", "accuracy", "95% interval", "0 to 100%", "reward", "turns", "questions"].map((name) => el("th", { scope: "col", text: name }));
   return scroller("Results", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
-// The files whose failures are compared: the first and last evaluation, else each benchmark (models without adapter
-// first, for they came before; else in the order given), else everything.
+// The files whose failures are compared: the two tests of the headline, else the first and last evaluation, else each
+// benchmark, else everything.
 function compared() {
   const held = (source) => data.run.files.filter((file) => file.source === source && file.count && !file.left_out);
   const evaluations = held("eval");
-  if (evaluations.length) return evaluations.length > 1 ? [evaluations[0], evaluations.at(-1)] : evaluations;
-  const trained = (file) => data.run.results.some((each) => each.checkpoint && String(each.trajectories).split("/").at(-1) === file.name);
-  const benchmarks = held("benchmark").sort((one, other) => trained(one) - trained(other));
+  const places = data.run.results.map((each) => String(each.trajectories).split("/").at(-1));
+  const place = (file) => places.indexOf(file.name.split("/").at(-1));
+  const benchmarks = held("benchmark").sort((one, other) => place(one) - place(other));
+  if (evaluations.length && benchmarks.length < 2) return evaluations.length > 1 ? [evaluations[0], evaluations.at(-1)] : evaluations;
   return (benchmarks.length ? benchmarks : data.run.files.filter((file) => file.count)).slice(0, 4);
 }
 
@@ -190,7 +246,8 @@ const CHANGES = [["fixed", (one, other) => !one && other], ["broken", (one, othe
 const IN_TIME = { fixed: "Wrong before, correct after", broken: "Correct before, wrong after", same: "Wrong before and after" };
 const MOST_QUESTIONS = 8;
 
-const changeTitles = (before, after) => (before.source === "eval" ? IN_TIME : { fixed: `Correct only in the ${plain(short(after.label))}`, broken: `Correct only in the ${plain(short(before.label))}`, same: "Wrong in both" });
+const inTime = () => Boolean(data.run.run.run_id || data.run.evaluations.length);
+const changeTitles = (before, after) => (inTime() ? IN_TIME : { fixed: `Correct only in the ${plain(short(after.label))}`, broken: `Correct only in the ${plain(short(before.label))}`, same: "Wrong in both" });
 
 // Questions of the first evaluation against the same ones of the last, or of one benchmark against another.
 function changes() {
@@ -207,7 +264,7 @@ function changes() {
     const rest = found.slice(MOST_QUESTIONS);
     return el("div", { class: `change ${name}` }, el("h3", {}, `${titles[name]} `, el("span", { class: "count", text: String(found.length) })), el("ul", {}, found.slice(0, MOST_QUESTIONS).map(item)), rest.length ? fold(`${rest.length} more`, "", () => el("ul", {}, rest.map(item))) : null);
   });
-  return section(files[0].source === "eval" ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(short(files[0].label))} against ${plain(short(files[1].label))}. Each opens side by side.`, el("div", { class: "changes" }, columns));
+  return section(inTime() ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(short(files[0].label))} against ${plain(short(files[1].label))}. Each opens side by side.`, el("div", { class: "changes" }, columns));
 }
 
 function rewardOverview() {

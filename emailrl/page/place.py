@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import emailrl
-from emailrl.base.disk import not_a_file
+from emailrl.base.disk import LOCK, is_locked, not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.checkpoints import CONFIRMED, list_checkpoints, run_folders
+from emailrl.checkpoints import CONFIRMED, STATUS, list_checkpoints, run_folders
+from emailrl.page.results import (
+    Pair,
+    benchmark_record,
+    in_order,
+    list_in,
+    pair_of_benchmark,
+    pair_of_run,
+    read_object,
+    results_of,
+)
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
@@ -25,6 +33,8 @@ _HEAD_BYTES = 4096  # keys that distinguish a trajectory from a metric or a ques
 _HEAD_LINES = 20  # lines to check, as the first may be damaged
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
+_SILENT_SECONDS = 10  # after which a lock that nobody holds means that the run is gone
+_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name")  # settings of places, not methods
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 
@@ -139,39 +149,19 @@ def source_of(file: Path) -> str:
     """Return a file's source: ``step``, ``eval``, ``confirm``, ``benchmark`` or ``rollout``."""
     if match := _NUMBERED.fullmatch(file.name):
         return match[1]
-    is_benchmark = file.parent.name == "trajectories" and _results(file).is_file()
+    is_benchmark = file.parent.name == "trajectories" and results_of(file).is_file()
     return "benchmark" if is_benchmark else "rollout"
-
-
-def _results(file: Path) -> Path:
-    return file.parent.parent / "results.json"
-
-
-def benchmark_record(file: Path) -> dict[str, Any]:
-    """Return the model that made a file, from the benchmark's results; an empty dict for other files."""
-    records = _list(read_object(_results(file)), "results", dict)
-    return next((each for each in records if Path(str(each.get("trajectories"))).name == file.name), {})
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one if there is none."""
-    if not path.is_file():  # reading a pipe would block
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The trajectory files a page shows, in order, under ``root``; ``index`` may pick one line of a single file. A run
-    that kept only its metrics has no files."""
+    that kept only its metrics has no files of its own. Those of its tests (``pair``) are beside it, and come last."""
 
     root: Path
     files: tuple[Path, ...]
     index: int | None = None
+    pair: Pair | None = None
 
     @property
     def kind(self) -> str:
@@ -183,9 +173,9 @@ class Place:
     @property
     def folder(self) -> Path:
         """The run or benchmark that the files belong to, or the folder they lie in."""
-        if not self.files:
+        if self.root not in self.files:
             return self.root
-        parent = self.files[0].absolute().parent  # a file named from its own folder has a parent too
+        parent = self.root.absolute().parent  # a file named from its own folder has a parent too
         return parent.parent if parent.name == "trajectories" else parent
 
     @property
@@ -201,7 +191,7 @@ def place_of(path: Path, index: int | None = None) -> Place:
         file = find_file(path)
         return Place(file, (file,), index)
     if has_numbers(path) and newest_file([path / "trajectories"]) is None:
-        return Place(path, ())
+        return _with_tests(path, [])
     newest = find_file(path)
     folder = newest.parent
     if folder.name != "trajectories" and folder != path:
@@ -212,7 +202,20 @@ def place_of(path: Path, index: int | None = None) -> Place:
         return (int(match[2]), _ORDER[match[1]], file.name) if match else (0, 0, file.name)
 
     files = sorted(filter(Path.is_file, folder.glob("*.jsonl")), key=position)
-    return Place(folder.parent if folder.name == "trajectories" else folder, tuple(files))
+    return _with_tests(folder.parent if folder.name == "trajectories" else folder, files)
+
+
+def _with_tests(root: Path, files: list[Path]) -> Place:
+    """The place of a run with its tests, or of a benchmark."""
+    checkpoints = list_checkpoints(root)
+    pair = pair_of_run(root, checkpoints[-1].metadata) if checkpoints else pair_of_benchmark(root)
+    beside = [] if pair is None or not checkpoints else [file for file in pair.files if file not in files]
+    return Place(root, (*files, *beside), pair=pair)
+
+
+def name_of(file: Path) -> str:
+    """Return the name of a file in a page: of a benchmark's with its folder, as a run's page may have several."""
+    return f"{file.parent.parent.name}/{file.name}" if source_of(file) == "benchmark" else file.name
 
 
 def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
@@ -220,7 +223,7 @@ def file_record(file: Path, first: Trajectory | None, count: int) -> Record:
     label = origin(file, first) if first else None
     match = _NUMBERED.fullmatch(file.name)
     return {
-        "name": file.name,
+        "name": name_of(file),
         "source": source_of(file),
         "step": int(match[2]) if match else None,
         "label": label or (f"training step {int(match[2])}" if match else file.name),
@@ -237,24 +240,26 @@ def run_record(place: Place, files: list[Record]) -> Record:
     checkpoints = list_checkpoints(folder)
     metadata = checkpoints[-1].metadata if checkpoints else None
     results = read_object(folder / "results.json")
-    own = folder.resolve()
-    tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
-    found = (each for file in tests for each in _list(read_object(file), "results", dict) if each.get("complete"))
-    # The newest complete benchmark of one of the run's checkpoints, if there is one beside the run.
-    tested = next((each for each in found if Path(str(each.get("checkpoint"))).parent == own), None)
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     # The settings of a benchmark or rollout are its conditions.
     beside = [folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
     conditions: Record = next(({"conditions": found} for found in map(read_object, beside) if found), {})
-    at = place.files[0].parent if place.files else place.root / "trajectories"
+    at = below if (below := place.root / "trajectories").is_dir() else place.root
     named = sorted(at.glob("*.jsonl")) if place.kind == "run" else []
     not_files = [f"{each.name} is {instead}" for each in named if (instead := not_a_file(each))]
     said: dict[str, None] = {}  # by a run at its start, of training and validation on the same inbox
     if (log := folder / "training.log").is_file():
         with log.open(encoding="utf-8", errors="replace") as lines:
             said = dict.fromkeys(match[1] for match in map(_SHARED.search, islice(lines, 200)) if match)
-    notes = [*said, *_list(results, "notes", str)]
+    notes = [*said, *list_in(results, "notes", str)]
+    if (pair := place.pair) is not None and metadata is not None:
+        notes += [f"Test: {each}" for each in list_in(pair.after, "notes", str)]
+        tests = dict(zip(map(name_of, reversed(pair.files)), ("after", "before"), strict=False))
+        files = [
+            each | ({"label": f"test {tests[each['name']]} training"} if each["name"] in tests else {})
+            for each in files
+        ]
     return {
         "title": place.name if place.kind == "run" else f"{place.name} / {place.files[0].name}",
         "kind": place.kind,
@@ -267,19 +272,49 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "versions": metadata.versions if metadata else {},
         "steps": steps,
         "evaluations": evaluations,
-        "results": _list(results, "results", dict),
-        "comparisons": _list(results, "comparisons", dict),
+        "results": in_order(list_in(results, "results", dict)),
+        "comparisons": list_in(results, "comparisons", dict),
         "confirmed": read_object(folder / CONFIRMED) or None,
-        "tested": tested,
+        "pair": pair and pair.record(),
+        "status": _status(folder),
         "files": files,
         "total": sum(each["count"] for each in files),
         "left_out": [*not_files, *bad_steps, *bad_evaluations],
-        "notes": notes + [f"Test: {each}" for each in _list(tested or {}, "notes", str)],
+        "notes": notes,
         "redacted": False,
     }
 
 
-def _list(results: Record, name: str, kind: type) -> list[Any]:
-    """A list of a benchmark's results or notes; empty if another program wrote the file."""
-    found = results.get(name)
-    return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []
+def runs_record(paths: Sequence[Path]) -> Record:
+    """Return the record of several runs: ``runs``, each with its numbers and the settings in which they differ
+    (``given``); no trajectories. UsageError for a path that is not of a run with metrics."""
+    for path in paths:
+        if not has_numbers(existing(path)):
+            raise UsageError(f"{path} holds no metrics of a run.", "Name run folders, or one benchmark or file alone.")
+    records = [run_record(replace(place_of(path), files=()), []) for path in paths]
+    flat: list[Record] = []
+    for record in records:
+        sections = [section for section in record["settings"].values() if isinstance(section, dict)]
+        flat.append({name: section[name] for section in sections for name in section if name not in _PLACES})
+    differing = [name for name in dict.fromkeys(chain(*flat)) if len({str(each.get(name)) for each in flat}) > 1]
+    names = ("title", "run", "steps", "evaluations", "confirmed", "pair")
+    runs = [
+        {name: record[name] for name in names} | {"given": {name: given.get(name) for name in differing}}
+        for record, given in zip(records, flat, strict=True)
+    ]
+    nothing: Record = {name: [] for name in ("steps", "evaluations", "results", "comparisons", "notes", "checkpoints")}
+    nothing |= {"settings": {}, "run": {}, "versions": {}, "confirmed": None, "pair": None, "status": None}
+    left_out = [f"{record['title']}: {line}" for record in records for line in record["left_out"]]
+    own = {"kind": "runs", "title": counted(len(runs), "run"), "runs": runs, "left_out": left_out}
+    return records[0] | nothing | own
+
+
+def _status(folder: Path) -> Record | None:
+    """A run's ``status.json`` with ``silent``, the seconds since it was written; its ``state`` is ``killed`` if no
+    process holds the run that it says is running."""
+    status = read_object(folder / STATUS)
+    if not isinstance(at := status.get("at"), int | float):
+        return None
+    silent = max(time.time() - at, 0.0)
+    is_gone = status.get("state") == "running" and silent > _SILENT_SECONDS and not is_locked(folder / LOCK)
+    return status | {"silent": silent} | ({"state": "killed"} if is_gone else {})

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import dump, served_page
-from emailrl.page.place import Place, file_record, place_of, run_record
+from emailrl.page.place import Place, file_record, name_of, place_of, run_record
 from emailrl.page.shapes import TokenTexts, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
 from emailrl.records.trajectory import notes_path
@@ -68,7 +68,7 @@ class Served:
     def trajectory(self, name: str, offset: int) -> Record | None:
         """Return the full trajectory at a byte offset of a file of the run; None if there is none."""
         with self._lock:
-            file = next((file for file, _ in self._shown if file.path.name == name), None)
+            file = next((file for file, _ in self._shown if name_of(file.path) == name), None)
             if file is None or not file.path.is_file():  # reading a pipe would block
                 return None
             return file.trajectory(offset, self._model_name)

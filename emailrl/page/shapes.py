@@ -13,6 +13,7 @@ and, of trained ones, ``old, ratio, advantages``; lists of equal length, null wh
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,17 @@ from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
 from emailrl.measure.evaluation import verdict
 from emailrl.model.resolve import resolve_model
-from emailrl.page.place import benchmark_record, read_object, source_of
+from emailrl.page.place import name_of, source_of
+from emailrl.page.results import benchmark_record, read_object
 from emailrl.records import Entry, Record, TrainingNote
 from emailrl.records.trajectory import SampleNote, StopReason, Trajectory, Turn
 
 _PARTIAL = "\ufffd"
+_CALL = re.compile(
+    r"<tool_call>|\[TOOL_CALLS\]|<function|<\|?tool|<\|python_|<start_function_call>|<\|channel\|>commentary to="
+    r"|\A\s*[{\[]"
+)
+"""Where a model's text begins to be the markup of its calls; the last form only at the start."""
 _LONGEST = 200  # maximum characters of a question or answer in a row
 _STOPS: dict[str | None, str] = {
     StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
@@ -38,7 +45,7 @@ _STOPS: dict[str | None, str] = {
 
 def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]) -> list[Record]:
     """Return the rows of a file's trajectories; ``notes`` are training's, by id."""
-    own = {"file": file.name, "source": source_of(file)}
+    own = {"file": name_of(file), "source": source_of(file)}
     return [_row(entry, notes.get(entry.id)) | own for entry in entries if entry.id is not None]
 
 
@@ -145,15 +152,25 @@ def conversation(trajectory: Trajectory) -> Iterator[Record]:
             number, current = turns.pop(0) if turns else (0, None)
             calls: list[Record] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
             facts = _turn_facts(number, current) if current else {}
-            yield {"role": "assistant", "text": message.content, "calls": calls, "error": message.parse_error, **facts}
+            said = prose(message.content) if calls else message.content
+            yield {
+                "role": "assistant", "text": message.content, "said": said.strip(), "calls": calls,
+                "error": message.parse_error, **facts,
+            }  # fmt: skip
         else:
             current = None if message.role == "tool" else current
             yield {"role": message.role, "text": message.content, "name": message.name}
     yield from _unanswered(current, number)
     for number, turn in turns:
         calls = [{"name": turn.tool_name, "arguments": turn.tool_args}] if turn.tool_name else []
-        yield {"role": "assistant", "text": "", "calls": calls, "error": None, **_turn_facts(number, turn)}
+        yield {"role": "assistant", "text": "", "said": "", "calls": calls, "error": None, **_turn_facts(number, turn)}
         yield from _unanswered(turn, number)
+
+
+def prose(text: str) -> str:
+    """Return what a model said before its calls, whose markup repeats what is shown of them."""
+    found = _CALL.search(text)
+    return text[: found.start()] if found else text
 
 
 def _unanswered(turn: Turn | None, number: int) -> Iterator[Record]:

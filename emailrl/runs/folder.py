@@ -35,8 +35,8 @@ RECORD = re.compile(
 """What a run records there, with its step; hidden names were being written or removed."""
 _OWN = re.compile(
     r"best_model|final|checkpoint-\d+|\.(?:best_model|final|checkpoint-\d+)\.(?:incoming|outgoing|trash)"
-    r"|wandb|tensorboard|training\.log|confirmed\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl"
-    r"|(?P<hidden>\.(?:(?:metrics|evaluations)\.jsonl|confirmed\.json|curve\.(?:png|svg))\.\d+)"
+    r"|wandb|tensorboard|training\.log|(?:confirmed|status)\.json|curve\.(?:png|svg)|(?:metrics|evaluations)\.jsonl"
+    r"|(?P<hidden>\.(?:(?:metrics|evaluations)\.jsonl|(?:confirmed|status)\.json|curve\.(?:png|svg))\.\d+)"
 )
 """Everything else a run writes to its directory; hidden names were being written."""
 

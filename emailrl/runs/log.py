@@ -1,23 +1,25 @@
-"""Where a run's numbers go: the console and ``training.log``, ``metrics.jsonl``, W&B, TensorBoard and Trackio."""
+"""Where a run's numbers go: the console, ``training.log``, ``metrics.jsonl``, ``status.json``, and three trackers."""
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import math
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from emailrl.base.disk import check_own, naming
+from emailrl.base.disk import check_own, naming, replace_bytes
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import first_line, plain, plain_line
+from emailrl.checkpoints import STATUS
 from emailrl.records.trajectory import MetricsWriter, Trajectory
 from emailrl.settings import Settings, TrackingSettings, trust
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from emailrl.measure.evaluation import Evaluation
 
 RULE: Final = "=" * 60
+STATUS_SECONDS: Final = 2.0  # minimum interval between two writes of status.json within a phase
 
 Say = Callable[[str], None]
 
@@ -57,6 +60,63 @@ class Display:
     def end(self) -> None: ...
 
 
+class Status(Display):
+    """Passes everything on to another display, and keeps ``status.json`` in the run's directory up to date: ``state``
+    (``running``, ``finished``, ``interrupted``, ``failed``), ``reason`` it ended, ``step`` of ``steps``, ``phase`` with
+    ``done`` of ``rollouts``, and in seconds since 1970 when it was written (``at``) and will ``end``."""
+
+    def __init__(self, display: Display, run_dir: Path, step: int) -> None:
+        super().__init__(display.say)
+        self.display, self._path, self._written = display, run_dir / STATUS, 0.0
+        self._now: dict[str, Any] = {"state": "running", "reason": None, "step": step, "steps": None, "end": None}
+
+    def _write(self, **changes: Any) -> None:
+        self._now |= changes
+        self._written = time.monotonic()
+        # A full disk ends the run where it writes its records; this file decides nothing.
+        with suppress(OSError):
+            replace_bytes(self._path, (json.dumps(self._now | {"at": time.time()}) + "\n").encode())
+
+    def result(self, line: str) -> None:
+        self.display.result(line)
+
+    def start(self, run_dir: Path, step: int, total: int) -> None:
+        self._write(step=step, steps=total)
+        self.display.start(run_dir, step, total)
+
+    def phase(self, name: str, total: int = 0) -> None:
+        self._write(phase=name, done=0, rollouts=total)
+        self.display.phase(name, total)
+
+    def played(self, trajectory: Trajectory) -> None:
+        self._now["done"] = self._now.get("done", 0) + 1
+        if time.monotonic() - self._written >= STATUS_SECONDS:
+            self._write()
+        self.display.played(trajectory)
+
+    def recorded(self, file: Path, trajectories: Sequence[Trajectory]) -> None:
+        self.display.recorded(file, trajectories)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        self.display.evaluation(evaluation)
+
+    def step(self, metrics: Mapping[str, Any], seconds_left: float) -> None:
+        self._write(step=metrics["step"], end=time.time() + seconds_left if seconds_left else None)
+        self.display.step(metrics, seconds_left)
+
+    def ended(self, reason: str) -> None:
+        """Note why the last step was the last, whatever still follows."""
+        self._now["reason"] = reason
+
+    def close(self) -> None:
+        """Write how the run ended: by a reason noted before, else by the exception that is being raised, if any."""
+        state, error = "finished", sys.exception()
+        if self._now["reason"] is None and error is not None:
+            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._now["reason"] = first_line(error)
+        self._write(state=state, phase=None)
+
+
 Service = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]
 """A tracking service: sends a step's flat numbers, and ends, waiting for pending uploads."""
 
@@ -69,7 +129,7 @@ class Tracker:
     def __init__(
         self, run_dir: Path, settings: Settings, display: Display, *, run_id: str, mode: str, step: int, evaluated: int
     ) -> None:
-        self.display = display  # Shows the run while it trains.
+        self.display = Status(display, run_dir, step)  # Shows the run while it trains.
         tracking = settings.tracking
         self._logging_steps = tracking.logging_steps
         shared = tracking.tensorboard_dir
@@ -112,6 +172,7 @@ class Tracker:
             log(numbers, step)
 
     def close(self) -> None:
+        self.display.close()
         for _, end in self._services:
             end()
         self._metrics.close()

@@ -107,11 +107,11 @@ class SftRun(Run[SftState]):
                 finally:  # a validation cut short does not cost the step: it is saved, and the resumed run validates it
                     parts = [f"Step {state.step}/{sft.sft_steps}", f"loss {metrics['loss']:.4f}"]
                     parts += [] if val_loss is None else [f"val_loss {val_loss:.4f}"]
-                    left = duration(seconds_to(state.step, sft.sft_steps))
-                    parts += [f"lr {metrics['learning_rate']:.2e}", f"{left} left"]
+                    left = seconds_to(state.step, sft.sft_steps)
+                    parts += [f"lr {metrics['learning_rate']:.2e}", f"{duration(left)} left"]
                     parts += ["update skipped: non-finite"] if metrics["updates_skipped"] else []
                     record = {"step": state.step} | metrics | {"val_loss": val_loss, "seconds": clock.seconds()}
-                    self.tracker.step(record, " | ".join(parts))
+                    self.tracker.step(record, " | ".join(parts), left)
                     self.complete_step()
                 self.end_step()
         return reason
@@ -190,7 +190,9 @@ def sft(
         settings, _ = with_own_settings(settings, start, given_wins=True)
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():
+            run.tracker.display.start(directory, run.state.step, wanted.sft_steps)
             reason = run.loop()
+            run.tracker.display.ended(reason)
             run.interrupts.check()  # an interrupt during the last step also stops what follows
         state = run.state
         if not state.best_step:

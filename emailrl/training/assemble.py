@@ -92,7 +92,7 @@ def opened(
             clear_run(directory)
             ready.notes.append(f"a run in {directory} died before its first checkpoint; this one replaces it")
         run = _assembled(ready, loaded, ranks, directory, display, stack)
-        display.start(directory, state.step, total)
+        run.tracker.display.start(directory, state.step, total)
         yield run
 
 

@@ -222,6 +222,7 @@ class TrainingRun(Run[RunState]):
             self.ahead.close()
             remove_records(self.directory, after=self.state.step)
         self.save("final")
+        self.tracker.display.ended(reason)
         self.tracker.say(f"Curves saved to: {report.draw_curves(self.directory, self.settings)[0]}")
         self.tracker.say(report.outcome(self.state, reason, len(self.val), self.settings), is_result=True)
 

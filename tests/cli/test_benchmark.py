@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
 
 
 def test_models_side_by_side(emailrl, here: Path) -> None:
-    code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench")
+    code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench", "--all")
     assert code == 0 and "Test split, greedy, at most 2 turns" in out
     assert "best_model against model: the first is better on 0, the second on 0 of 4 questions; p = 1" in out
     for row in ("accuracy", "95% interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
@@ -52,7 +53,12 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     assert json.loads((here / "bench" / "conditions.json").read_text())["dtype"] in ("fp32", "bf16")  # not auto
     code, _, error = emailrl("benchmark", "--model", "model", "--out", "bench")
     assert code == 2 and "bench already holds a benchmark. Use another --out, or --overwrite." in error
-    assert emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")[0] == 0
+    code, out, _ = emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")
+    table = out[out.index("Test split") : out.index("--all shows every row")]
+    assert [line.split()[0] for line in table.splitlines()[1:] if re.match(r" *\w", line)] == [
+        "model", "accuracy", "95%", "num_questions", "reward", "sources_correct", "num_turns", "tokens",
+        "latency_seconds",
+    ]  # fmt: skip
     assert not list((here / "bench").glob("accuracy.*"))  # one model is no comparison
     assert [file.name for file in (here / "bench" / "trajectories").glob("*.jsonl")] == ["00-model.jsonl"]
     both = json.loads(emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--json")[1].splitlines()[-1])

@@ -94,6 +94,16 @@ def test_verbose_finds_the_tokenizer_of_the_benchmark_or_rollout_that_wrote_the_
     assert DECODED in emailrl("inspect-trajectory", rolled, "--verbose")[1]
 
 
+def test_programs_get_the_trajectory_or_the_list(emailrl, run_dir: Path) -> None:
+    file = run_dir / "trajectories" / "step-000004.jsonl"
+    write_trajectories(file, [make("t0"), make("t1"), make("t2")])
+    one = json.loads(emailrl("inspect-trajectory", file, "--index", 1, "--json")[1])
+    assert (one["index"], one["file"]) == (1, str(file)) and one == one | trajectory_to_dict(make("t1"))
+    some = json.loads(emailrl("inspect-trajectory", file, "--list", "--limit", 2, "--json")[1])
+    assert [(each["index"], each["id"]) for each in some] == [(1, "t1"), (2, "t2")]
+    assert emailrl("inspect-trajectory", file, "--follow", "--json")[0] == 2
+
+
 def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch) -> None:
     file = run_dir / "trajectories" / "step-000004.jsonl"
     right = replace(make("t3"), reward=1.25, rubric={"answer_correct": True})

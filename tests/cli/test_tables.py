@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from emailrl.cli.benchmark import results_table
-from emailrl.cli.quickstart import Outcome
+from emailrl.cli.quickstart import Outcome, has_browser
 from emailrl.cli.rollout import rollout_table
 from emailrl.measure.benchmark import Report, Result, Subject
 from emailrl.measure.evaluation import Evaluation
@@ -95,11 +96,37 @@ def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
 @pytest.mark.parametrize("best_step", [0, 1])
 def test_an_untrained_best_model_is_named_as_such(emailrl, tmp_path: Path, monkeypatch, best_step: int) -> None:
     (tmp_path / "evaluations.jsonl").write_text('{"step": 0, "accuracy": 0.5}\n{"step": 1, "accuracy": 0.25}\n')
-    made = Outcome(report(), report(), tmp_path, best_step, 60.0)
+    made = Outcome(report(), report(), tmp_path, tmp_path / "page.html", best_step, 60.0)
     monkeypatch.setattr("emailrl.cli.quickstart.cycle", lambda *_: made)
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("emailrl.cli.quickstart.has_browser", lambda: True)
     code, out, said = emailrl("quickstart", "--out", "my demo")
+    emailrl("quickstart", "--out", "my demo", "--no-open")
     assert code == 0 and ("The best model is the untrained one" in out) is (best_step == 0)
     assert "Test accuracy" in out and "Finished in 1.0 minutes." in out and "Next: " not in out
     assert said.startswith("Next: cd 'my demo' && ") and said.endswith("emailrl inspect-trajectory --verbose\n")
     _, out, said = emailrl("quickstart", "--out", "my demo", "--json")
     assert json.loads(out)["best_step"] == best_step and "Test accuracy" in said
+    assert opened == [(tmp_path / "page.html").as_uri()]
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_terminal", "expected"),
+    [
+        ({"DISPLAY": ":0"}, True, True),
+        ({"DISPLAY": ":0"}, False, False),
+        ({}, True, False),
+        ({"DISPLAY": ":0", "CI": "1"}, True, False),
+    ],
+)
+def test_a_page_opens_only_before_somebody(
+    monkeypatch, environment: dict[str, str], is_terminal: bool, expected: bool
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert has_browser() is expected

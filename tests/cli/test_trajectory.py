@@ -32,7 +32,7 @@ def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
         "turn 1 · 2 tokens · 0.50 s · finish stop",
         '→ search_emails(keywords=["paid"])',
         "result of search_emails:",
-        "• <m1@x>  Ann <b>paid</b>",
+        "• <m1@x>  Ann paid",
         "turn 2 · 2 tokens · 0.25 s · finish stop",
         '→ return_final_answer(answer="Ann", sources=["<m1@x>"])',
         "Answer       Ann",

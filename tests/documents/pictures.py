@@ -45,7 +45,7 @@ def terminal_svg(path: Path = SHOWN) -> str:
     [trajectory] = read_trajectories(path)
     console = PlainConsole()
     console.width, console.record, console.no_color = WIDTH, True, False
-    title = "benchmarks/after/trajectories/00-trained.jsonl"
+    title = "outputs/benchmarks/after/trajectories/00-trained.jsonl"
     with redirect_stdout(io.StringIO()):
         console.print(render_trajectory(trajectory, title=title, origin="benchmark of the trained policy"))
     svg = console.export_svg(title="emailrl inspect-trajectory", theme=MONOKAI, unique_id="emailrl")
@@ -57,7 +57,7 @@ def terminal_svg(path: Path = SHOWN) -> str:
 def choose(quickstart: Path) -> None:
     """Keep the first trajectory that is right after training and was wrong before it."""
     before, after = (
-        list(read_trajectories(next((quickstart / "benchmarks" / name / "trajectories").glob("*.jsonl"))))
+        list(read_trajectories(next((quickstart / "outputs" / "benchmarks" / name / "trajectories").glob("*.jsonl"))))
         for name in ("before", "after")
     )
     pairs = zip(before, after, strict=True)

@@ -93,6 +93,7 @@ def test_accuracy_rises_and_the_four_commands_run_bare(tmp_path: Path) -> None:
     assert after["accuracy_low"] > before["accuracy_high"]
     assert Path(outcome["curve"]).read_bytes().startswith(b"\x89PNG")
     folder = tmp_path / "demo"
+    assert Path(outcome["page"]) == folder / "quickstart.html" and (folder / "quickstart.html").stat().st_size > 500_000
     assert Path(outcome["run_dir"]).is_relative_to(folder)
     (folder / ".env").write_text("TEST_SET_SIZE=5\nMAX_STEPS=1\nEVAL_DATASET_SIZE=5\n")
     for command in (["gen-db"], ["train", "--mode", "masked"], ["benchmark", "--sequential"],

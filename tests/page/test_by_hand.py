@@ -5,8 +5,12 @@ These need playwright and axe (``pip install -e '.[browser]'``) and the system's
 
 from __future__ import annotations
 
+import json
 import re
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,6 +19,8 @@ import pytest
 from chromium import CHROMIUM, needs_chromium
 from page.conftest import make_run, written
 
+from emailrl.base.disk import LOCK, Lock
+from emailrl.page.server import PageServer, Served
 from emailrl.records.trajectory import Trajectory
 
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -116,3 +122,42 @@ def test_keys_reach_everything(browser: Any, file: Path) -> None:
     assert not tab.is_visible("#help")
     tab.go_back()
     assert fragment(tab)["view"] == "about"
+
+
+def test_a_live_page_keeps_what_its_reader_did_and_says_how_the_run_is(
+    browser: Any, tmp_path: Path, trajectory: Trajectory
+) -> None:
+    folder = make_run(tmp_path / "run", trajectory, groups=2)
+
+    def status(**fields: Any) -> None:
+        now = {"state": "running", "step": 2, "steps": 9, "at": time.time(), "end": time.time() + 240}
+        (folder / "status.json").write_text(json.dumps(now | fields))
+
+    status(phase="train rollouts of step 3", done=5, rollouts=48)
+    with closing(Lock(folder / LOCK)), PageServer(Served(folder, model_name="nano")) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        tab = opened(browser, server.address)
+        assert tab.inner_text("#live") == "step 2 of 9 · train rollouts 5 of 48 · about 4.0 min left"
+        assert tab.title() == "2/9 · run · emailrl"
+        tab.click("summary:has-text('All values by step')")
+        tab.locator(".scroller[aria-label='Values by step']").focus()
+        tab.evaluate("scrollTo(0, 400)")
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 3, "loss": 0.5, "reward_mean": 1.5}\n')
+        status(step=3, phase=None, end=None, at=time.time() - 500)
+        tab.wait_for_function("document.title.startsWith('stalled')", timeout=9000)
+        assert tab.locator(".scroller[aria-label='Values by step'] tbody tr").count() == 3  # open, and up to date
+        assert tab.evaluate("[document.activeElement.getAttribute('aria-label'), scrollY]") == ["Values by step", 400]
+        status(state="failed", reason="the disk is full", step=3)
+        tab.wait_for_function("document.title.startsWith('failed')", timeout=9000)
+        assert tab.inner_text("#live") == "Failed at step 3 of 9: the disk is full"
+        server.shutdown()
+        thread.join()
+    tab.context.set_offline(True)  # as its process has not ended, the server still answers on open connections
+    tab.wait_for_function("document.title.startsWith('not connected')", timeout=9000)
+    assert tab.locator(".scroller[aria-label='Values by step'] tbody tr").count() == 3
+    tab.keyboard.press("2")
+    tab.keyboard.press("j")
+    tab.wait_for_selector("#detail [role=alert]")  # what cannot be fetched any more; the list stays
+    assert tab.inner_text("#counted") == "16 trajectories"

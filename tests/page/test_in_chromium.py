@@ -10,21 +10,46 @@ from pathlib import Path
 import pytest
 from chromium import needs_chromium, shown
 from page.conftest import WRONG, make_run, written
+from tiny import make_metadata
 
+from emailrl.base.errors import UsageError
+from emailrl.checkpoints import write_checkpoint
+from emailrl.page.build import gather_runs, page
 from emailrl.records import write_records, write_trajectories
-from emailrl.records.trajectory import Trajectory
+from emailrl.records.trajectory import TokenSample, Trajectory
 
 
 @pytest.fixture
 def file(tmp_path: Path, trajectory: Trajectory) -> Path:
-    """The page of a run that was confirmed on other questions and benchmarked."""
+    """The page of a run that was confirmed on other questions, and tested on eight before and after."""
     folder = make_run(tmp_path / "run", trajectory, groups=1)
-    held = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
-    (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **held}))
-    tested = {"checkpoint": str(folder / "best_model"), "complete": True, "accuracy": 0.375, **held}
-    (tmp_path / "benchmarks" / "one").mkdir(parents=True)
-    (tmp_path / "benchmarks" / "one" / "results.json").write_text(json.dumps({"results": [{"model": "x"}, tested]}))
+    (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **HELD}))
+    (folder / "status.json").write_text(json.dumps({"state": "finished", "reason": "all steps done", "at": 1.0}))
+    write_checkpoint(folder / "best_model", make_metadata(kind="best", step=2), lambda _: None)
+    for name, right, checkpoint in (("before", 1, None), ("after", 8, str(folder / "best_model"))):
+        write_benchmark(tmp_path / "benchmarks" / name, trajectory, {"nano": (right, checkpoint)}, asked=8)
     return written(folder)
+
+
+HELD = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
+
+
+def write_benchmark(
+    folder: Path, trajectory: Trajectory, models: dict[str, tuple[int, str | None]], *, asked: int
+) -> None:
+    """The results of models, each with its number of right answers and its checkpoint, and their trajectories."""
+    results = []
+    for number, (model, (right, checkpoint)) in enumerate(models.items()):
+        file = folder / "trajectories" / f"{number:02}-{Path(model).name}.jsonl"
+        scenarios = [replace(trajectory.scenario, id=f"t{n}", question=f"Who paid bill {n}?") for n in range(asked)]
+        made = [
+            replace(trajectory, id=f"{model}-{n}", scenario=each, rubric=trajectory.rubric if n < right else WRONG)
+            for n, each in enumerate(scenarios)
+        ]
+        write_trajectories(file, made)
+        numbers = HELD | {"accuracy": right / asked, "num_questions": asked, "complete": True, "base_model": "nano"}
+        results.append({"model": model, "trajectories": str(file), "checkpoint": checkpoint} | numbers)
+    (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": []}))
 
 
 def text_of(markup: str, name: str) -> str:
@@ -38,23 +63,32 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
     markup = shown(file, tmp_path / "profile", "")
     for title in ("Accuracy", "Reward", "Entropy", "Trainable share of tokens", "Seconds by phase"):
         assert (f"<strong>{title}</strong>" in markup) == (title != "Trainable share of tokens")  # not recorded
-    assert "0.0% → 100.0%" in markup
+    # Of eight pairs, seven differ, all in one direction: p = 2 / 2^7 = 0.015625.
+    assert "<h2>Test accuracy</h2>" in markup and "12.5%" in markup and '<span class="is">100.0%</span>' in markup
+    assert "p = 0.016 (exact paired test by question): better on 7, worse on 0" in markup
+    for name, value in (
+        ("Confirmed", "62.5%"),
+        ("Selected the model", "100.0%"),
+        ("Time", "7 s"),
+        ("Ended", "Finished"),
+    ):
+        assert f'<dt>{name}</dt><dd><span class="value">{value}</span>' in markup
     assert "validation from 0.0% at step 0 to 100.0% at step 2" in markup  # what a screen reader says of the curve
     # Rewards 0, 1, 2 of one group: no interval from a single group, so no band is drawn.
     assert 'class="band' not in markup
-    assert 'Wrong before, correct after <span class="count">1</span>' in markup
-    assert "1 trajectory: wrong, gold email not found, evaluation at step 0" in markup
+    assert 'Wrong before, correct after <span class="count">7</span>' in markup
+    assert "7 trajectories: wrong, gold email not found, test before training" in markup
 
 
 @needs_chromium
 @pytest.mark.parametrize(
     ("fragment", "counted"),
     [
-        ("#view=list", "8 trajectories"),
-        ("#view=list&source=step&step=2", "3 of 8 trajectories"),
-        ("#view=list&verdict=correct", "3 of 8 trajectories"),
-        ("#view=list&file=step-000001.jsonl&rmin=0.5&rmax=2", "2 of 8 trajectories"),
-        ("#view=list&q=BOB", "1 of 8 trajectories"),
+        ("#view=list", "24 trajectories"),
+        ("#view=list&source=step&step=2", "3 of 24 trajectories"),
+        ("#view=list&verdict=correct", "12 of 24 trajectories"),
+        ("#view=list&file=step-000001.jsonl&rmin=0.5&rmax=2", "2 of 24 trajectories"),
+        ("#view=list&q=BOB", "1 of 24 trajectories"),
     ],
 )
 def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, counted: str) -> None:
@@ -86,31 +120,61 @@ def test_a_run_without_trajectories_shows_its_curves_and_says_so(tmp_path: Path)
 
 @needs_chromium
 def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajectory: Trajectory) -> None:
-    folder = tmp_path / "bench"
-    results = []
-    for number, (model, right) in enumerate((("small", 1), ("large", 11))):
-        file = folder / "trajectories" / f"{number:02}-{model}.jsonl"
-        asked = [replace(trajectory.scenario, id=f"q{n}", question=f"Who paid bill {n}?") for n in range(12)]
-        made = [
-            replace(trajectory, id=f"{model}-{n}", scenario=each, rubric=trajectory.rubric if n < right else WRONG)
-            for n, each in enumerate(asked)
-        ]
-        write_trajectories(file, made)
-        numbers = {"accuracy": right / 12, "accuracy_low": 0.1, "accuracy_high": 0.9, "reward": 0.5, "num_turns": 2.0}
-        results.append({"model": model, "trajectories": str(file), "num_questions": 12, **numbers})
-    results[0] |= {"checkpoint": "/runs/ann/outputs/grpo/best_model", "model": "/runs/ann/outputs/grpo/best_model"}
-    compared = {"num_questions": 12, "better_first": 0, "better_second": 10, "p_value": 0.00195, "unit": "inbox"}
-    comparisons = [{"first": results[0]["model"], "second": "large"} | compared]
-    (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": comparisons}))
-    target = written(folder)
+    # The benchmark has the trained policy first; the page is about what came of the untrained one.
+    checkpoint = "/runs/ann/outputs/grpo/best_model"
+    write_benchmark(tmp_path / "bench", trajectory, {checkpoint: (11, checkpoint), "small": (1, None)}, asked=12)
+    target = written(tmp_path / "bench")
     markup = shown(target, tmp_path / "profile")
-    assert "<dt>Accuracy, large</dt>" in markup and "91.7%" in markup and "11 of 24" not in markup
-    assert 'Correct only in the benchmark of large <span class="count">10</span>' in markup
-    assert 'Correct only in the benchmark of grpo/best_model <span class="count">0</span>' in markup
-    assert 'Wrong in both <span class="count">1</span>' in markup and "exact paired test by inbox" in markup
-    assert re.search(r'class="change broken"><h3>Correct only in the benchmark of large', markup)  # it was there before
-    assert "p = 0.00195" in markup and ">grpo/best_model against large" in markup
+    assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup)
+    assert '<span class="was">8.3%</span>' in markup and '<span class="is">91.7%</span>' in markup
+    assert 'Correct only in the benchmark of grpo/best_model <span class="count">10</span>' in markup
+    assert 'Correct only in the benchmark of small <span class="count">0</span>' in markup
+    assert 'Wrong in both <span class="count">1</span>' in markup
+    assert "p = 0.002 (exact paired test by question)" in markup  # 2 / 2^10
     assert '<th dir="auto" title="/runs/ann/outputs/grpo/best_model" scope="row">grpo/best_model</th>' in markup
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
-    side = shown(target, tmp_path / "profile", "#view=list&t=01-large.jsonl%400&side=question")
+    side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">cited</span>" in side
+
+
+@needs_chromium
+def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> None:
+    for name, rate, ends in (("slow", 1e-4, (0.25, 0.5, 0.5)), ("fast", 1e-3, (0.25, 0.75, 0.5))):
+        folder = tmp_path / name
+        write_records(folder / "metrics.jsonl", [{"step": n, "loss": rate, "reward_mean": n * 1.0} for n in (1, 2)])
+        write_records(folder / "evaluations.jsonl", [{"step": n, "accuracy": end} for n, end in enumerate(ends)])
+        given = {"learning_rate": rate, "seed": 1}
+        write_checkpoint(folder / "final", make_metadata(kind="final", settings={"training": given}), lambda _: None)
+    target = tmp_path / "runs.html"
+    data = gather_runs([tmp_path / "slow", tmp_path / "fast"])
+    assert [run["given"] for run in data.run["runs"]] == [{"learning_rate": 1e-4}, {"learning_rate": 1e-3}]
+    target.write_text(page(data), encoding="utf-8")
+    markup = shown(target, tmp_path / "profile", "#order=best&by=learning_rate&smooth=yes")
+    rows = re.findall(r'<th scope="row">.*?</tr>', markup)
+    cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
+    # The area under 25 %, 75 %, 50 % is (0.5 + 0.625) / 2; under 25 %, 50 %, 50 % it is (0.375 + 0.5) / 2.
+    assert cells == [
+        ["fast", "75.0%", "50.0%", "56.3%", "2", "0.001"],
+        ["slow", "50.0%", "50.0%", "43.8%", "2", "0.0001"],
+    ]
+    assert "They differ in learning rate." in markup and 'aria-sort="descending"' in markup
+    assert "slow, 0.0001 from 25.0% at step 0 to 50.0% at step 2; fast, 0.001 from" in markup
+    assert markup.count('class="line raw series-0"') == markup.count('class="line raw series-1"') == 2  # reward, loss
+    with pytest.raises(UsageError, match="holds no metrics"):
+        gather_runs([tmp_path / "slow", tmp_path])
+
+
+@needs_chromium
+def test_a_rollout_says_where_it_leaves_another_and_a_dead_link_that_it_is_one(
+    tmp_path: Path, trajectory: Trajectory
+) -> None:
+    other = TokenSample()
+    other.append_prompt([1, 2])
+    other.append_sampled([3, 5], [-0.25, -0.01])  # the other sampled 3 0
+    write_trajectories(tmp_path / "two.jsonl", [trajectory, replace(trajectory, id="u", samples=[other])])
+    target = written(tmp_path / "two.jsonl")
+    markup = shown(target, tmp_path / "profile", "#view=list&t=two.jsonl%400&side=group")
+    [said] = re.findall(r'<p class="note">(Leaves this trajectory at token .*?)</p>', markup)
+    assert re.sub(r"<[^>]+>", "", said) == "Leaves this trajectory at token 3: 1 2 3 5  instead of 0 "
+    markup = shown(target, tmp_path / "profile", "#view=list&t=two.jsonl%4077")
+    assert "This trajectory is not here" in markup and ">two.jsonl@77</code>, which this page does not hold." in markup

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -15,6 +16,7 @@ from pydantic import SecretStr
 from runs.run_files import evaluation
 
 from emailrl.base.errors import UsageError
+from emailrl.page.results import read_object
 from emailrl.records import read_records
 from emailrl.runs import log
 from emailrl.runs.log import Display, Tracker, pace, silent
@@ -161,3 +163,34 @@ def test_tensorboard_gets_every_number_and_hides_steps_done_again(
     assert module.SummaryWriter.call_args == call(str(tmp_path / "tensorboard"), purge_step=5)
     added = [call.add_scalar("step", 5.0, 5), call.add_scalar("loss", 0.5, 5)]
     assert module.SummaryWriter.return_value.method_calls == [*added, call.close()]
+
+
+@pytest.mark.parametrize(
+    ("raised", "noted", "state", "reason"),
+    [
+        (None, "all steps done", "finished", "all steps done"),
+        (KeyboardInterrupt(), None, "interrupted", "KeyboardInterrupt"),
+        (ValueError("no\nluck"), None, "failed", "no"),
+        (KeyboardInterrupt(), "all steps done", "finished", "all steps done"),  # while the best model is confirmed
+    ],
+)
+def test_the_status_says_how_far_a_run_is_and_how_it_ended(
+    tmp_path: Path, raised: BaseException | None, noted: str | None, state: str, reason: str
+) -> None:
+    with (
+        pytest.raises(BaseException) if raised else nullcontext(),
+        closing(tracked(tmp_path, Settings(tracking=OFF))) as tracker,
+    ):
+        tracker.display.start(tmp_path, 2, 9)
+        tracker.display.phase("val rollouts of step 2", 30)
+        now = read_object(tmp_path / "status.json")
+        assert (now["state"], now["step"], now["steps"], now["rollouts"]) == ("running", 2, 9, 30)
+        tracker.step({"step": 3}, "line", 60.0)
+        now = read_object(tmp_path / "status.json")
+        assert now["step"] == 3 and 59 < now["end"] - now["at"] <= 60.1
+        if noted:
+            tracker.display.ended(noted)
+        if raised:
+            raise raised
+    now = read_object(tmp_path / "status.json")
+    assert (now["state"], now["reason"], now["phase"]) == (state, reason, None)

@@ -106,8 +106,8 @@ def test_a_validation_cut_short_is_repeated_by_the_resumed_run(
             os.kill(os.getpid(), signal.SIGTERM)
         return validate(self, examples)
 
-    def line(self: Tracker, metrics: Any, text: str) -> None:
-        record(self, metrics, text)
+    def line(self: Tracker, metrics: Any, text: str, left: float) -> None:
+        record(self, metrics, text, left)
         if metrics["step"] == step and cut_short == "line":
             raise OSError("No space left on device")
 

@@ -1,0 +1,129 @@
+"""Results of benchmarks, and the two of them that a page's headline compares."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from emailrl.base.disk import stamp_of
+from emailrl.base.errors import EmailRLError
+from emailrl.checkpoints import Metadata
+from emailrl.measure.evaluation import Evaluation, compared
+from emailrl.records import Record, read_trajectories
+
+_SAME = (
+    "split", "temperature", "max_turns", "thinking", "max_thinking_tokens", "samples", "seed", "database",
+    "environment", "reward_name", "num_questions",
+)  # fmt: skip
+"""Fields in which two results must agree to be of the same test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two results of one test, ``before`` None if there is only ``after``; and their trajectory files."""
+
+    before: Record | None
+    after: Record
+    files: tuple[Path, ...]
+
+    def record(self) -> Record:
+        """``before``, ``after`` and, if both files are there, how they are ``compared``."""
+        stamped = [(file, stamp_of(file)) for file in self.files]
+        compared = _compared(*stamped) if self.before and len(stamped) == 2 else None
+        return {"before": self.before, "after": self.after, "compared": compared}
+
+
+def results_of(file: Path) -> Path:
+    """Return where the results of the benchmark are that would have written a trajectory file."""
+    return file.parent.parent / "results.json"
+
+
+def benchmark_record(file: Path) -> dict[str, Any]:
+    """Return the model that made a file, from the benchmark's results; an empty dict for other files."""
+    records = list_in(read_object(results_of(file)), "results", dict)
+    return next((each for each in records if Path(str(each.get("trajectories"))).name == file.name), {})
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one if there is none."""
+    if not path.is_file():  # reading a pipe would block
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def list_in(results: Record, name: str, kind: type) -> list[Any]:
+    """A list of a benchmark's results or notes; empty if another program wrote the file."""
+    found = results.get(name)
+    return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []
+
+
+def in_order(results: Iterable[Record]) -> list[Record]:
+    """A benchmark's results as training made them: models without adapter first, then checkpoints by their steps."""
+
+    def place(result: Record) -> tuple[bool, int]:
+        step = _metadata(result).get("step")
+        return bool(result.get("checkpoint")), step if isinstance(step, int) else 0
+
+    return sorted(results, key=place)
+
+
+def pair_of_benchmark(folder: Path) -> Pair | None:
+    """A benchmark's one or two results; None for more, which no headline can compare."""
+    results = in_order(list_in(read_object(folder / "results.json"), "results", dict))
+    if len(results) not in (1, 2) or not all(isinstance(each.get("accuracy"), float) for each in results):
+        return None
+    return Pair(results[0] if len(results) == 2 else None, results[-1], _files(folder, results))
+
+
+def pair_of_run(folder: Path, metadata: Metadata) -> Pair | None:
+    """The newest complete benchmark of one of a run's checkpoints among those beside the run, and the newest of what
+    the run began from (its base model, or the checkpoint that is its parent) on the same questions."""
+    own = folder.resolve()
+    tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
+    found = [(test.parent, each) for test in tests for each in list_in(read_object(test), "results", dict)]
+    found = [(at, each) for at, each in found if each.get("complete") and not each.get("attacked")]
+    of_run = ((at, each) for at, each in found if Path(str(each.get("checkpoint"))).parent.resolve() == own)
+    at, after = next(of_run, (own, None))
+    if after is None:
+        return None
+    for place, before in found:
+        if all(before.get(name) == after.get(name) for name in _SAME) and _began(before, metadata):
+            return Pair(before, after, (*_files(place, [before]), *_files(at, [after])))
+    return Pair(None, after, _files(at, [after]))
+
+
+def _began(result: Record, metadata: Metadata) -> bool:
+    """Whether a result is of what a run began from."""
+    if not result.get("checkpoint"):
+        return metadata.parent is None and result.get("base_model") == metadata.base_model
+    made = _metadata(result)
+    return metadata.parent == f"{made.get('run_id')}:{made.get('step')}"
+
+
+def _metadata(result: Record) -> dict[str, Any]:
+    checkpoint = result.get("checkpoint")
+    return read_object(Path(str(checkpoint)) / "metadata.json") if checkpoint else {}
+
+
+def _files(folder: Path, results: Iterable[Record]) -> tuple[Path, ...]:
+    """The results' trajectory files, where the folder lies now."""
+    named = (folder / "trajectories" / Path(str(each.get("trajectories"))).name for each in results)
+    return tuple(filter(Path.is_file, named))
+
+
+@lru_cache(maxsize=8)  # a served page asks again every few seconds
+def _compared(before: tuple[Path, Any], after: tuple[Path, Any]) -> Record | None:
+    """How two files, each with the stamp of its content, compare; None if one cannot be read."""
+    try:
+        one, other = (Evaluation(list(read_trajectories(file))) for file, _ in (before, after))
+    except EmailRLError:  # the page lists the line among what is left out
+        return None
+    return compared(one, other)

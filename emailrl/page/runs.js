@@ -1,0 +1,76 @@
+// Several runs: a table to sort, and their curves over each other, colored by run or by a setting in which they differ.
+
+const meanOver = (points) => {
+  if (points.length < 2) return points[0]?.y ?? null;
+  const areas = points.slice(1).map((point, index) => ((point.y + points[index].y) / 2) * (point.x - points[index].x));
+  return sum(areas) / (points.at(-1).x - points[0].x);
+};
+const pointsOf = (records, field) => records.filter((each) => Number.isFinite(each[field])).map((each) => ({ x: each.step, y: each[field] }));
+const seconds = (run) => sum(run.steps.map((step) => step.seconds?.total || 0)) || null;
+const held = (run) => pointsOf(run.evaluations, "accuracy");
+const RUN_COLUMNS = {
+  test: [(run) => run.pair?.after.accuracy ?? null, percent],
+  confirmed: [(run) => run.confirmed?.accuracy ?? null, percent],
+  best: [(run) => (held(run).length ? Math.max(...held(run).map((point) => point.y)) : null), percent],
+  last: [(run) => held(run).at(-1)?.y ?? null, percent],
+  area: [(run) => meanOver(held(run)), percent],
+  steps: [(run) => run.steps.at(-1)?.step ?? null, number],
+  time: [seconds, (value) => (value === null ? "–" : duration(value))],
+  tokens: [(run) => sum(run.steps.map((step) => step.total_tokens || 0)) || null, (value) => number(value, 0)],
+};
+
+const redrawRuns = (changes) => {
+  go(changes, { replace: true });
+  replaceKept(document.getElementById("main"), overview());
+};
+
+function runsOverview() {
+  const { runs } = data.run;
+  const settings = Object.keys(runs[0].given);
+  const by = settings.includes(state.by) ? state.by : null;
+  const groups = [...new Set(runs.map((run, index) => (by ? textOf(run.given[by]) : `${index}`)))];
+  const series = runs.map((run, index) => groups.indexOf(by ? textOf(run.given[by]) : `${index}`) % 6);
+  const lines = (of) => runs.map((run, index) => ({ name: by ? `${run.title}, ${textOf(run.given[by])}` : run.title, series: series[index], ...of(run) }));
+  const steps = (field) => lines((run) => ({ points: pointsOf(run.steps, field) }));
+  const smooth = state.smooth === "yes";
+  const charts = [
+    lineChart("Validation accuracy", lines((run) => ({ kind: "dots", points: held(run) })), { show: percent, zero: true }),
+    lineChart("Training accuracy", steps("accuracy"), { show: percent, zero: true, smooth }),
+    lineChart("Reward", steps("reward_mean"), { smooth }),
+    lineChart("Loss", steps("loss"), { smooth }),
+    lineChart("KL to the reference", steps("kl"), { zero: true, smooth }),
+    lineChart("Entropy", steps("entropy"), { zero: true, smooth }),
+    lineChart("Seconds a step", lines((run) => ({ points: run.steps.filter((step) => step.seconds?.total).map((step) => ({ x: step.step, y: step.seconds.total })) })), { zero: true, smooth }),
+  ];
+  return el("div", { class: "overview" }, el("div", { class: "heading" }, outside(data.run.title, "h1"), el("p", { class: "lead", text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), leftOut(),
+    section("Compared", "Best, last and area (the mean over the steps) are of validation accuracy; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),
+    section("Curves", null, runControls(settings, by, smooth), el("div", { class: "charts" }, charts.filter(Boolean))));
+}
+
+function runControls(settings, by, smooth) {
+  const select = el("select", { id: "by" }, el("option", { value: "", text: "run" }), settings.map((name) => el("option", { value: name, selected: name === by, text: name.replaceAll("_", " ") })));
+  select.addEventListener("change", () => redrawRuns({ by: select.value || null }));
+  const toggle = el("input", { type: "checkbox", id: "smooth" });
+  toggle.checked = smooth;
+  toggle.addEventListener("change", () => redrawRuns({ smooth: toggle.checked ? "yes" : null }));
+  return el("p", { class: "controls" }, el("label", {}, "Color by ", select), el("label", {}, toggle, " Smooth; the raw line stays"));
+}
+
+function runTable(runs, settings, series) {
+  const given = (value) => (value === null || value === undefined ? "–" : textOf(value));
+  const columns = [...Object.entries(RUN_COLUMNS).filter(([, [of]]) => runs.some((run) => of(run) !== null)), ...settings.map((name) => [name, [(run) => run.given[name], given]])];
+  const order = runs.map((_, index) => index);
+  const chosen = columns.find(([name]) => name === state.order);
+  if (chosen) {
+    const [, [of]] = chosen;
+    const rank = (value) => (typeof value === "number" ? value : value === null || value === undefined ? -Infinity : NaN);
+    const compare = (one, other) => rank(of(runs[other])) - rank(of(runs[one])) || String(of(runs[one])).localeCompare(String(of(runs[other])));
+    order.sort((one, other) => (state.reverse ? -1 : 1) * compare(one, other));
+  }
+  const head = columns.map(([name]) => {
+    const isOn = state.order === name;
+    return el("th", { scope: "col", "aria-sort": isOn ? (state.reverse ? "ascending" : "descending") : null }, el("button", { type: "button", text: name.replaceAll("_", " "), onclick: () => redrawRuns({ order: name, reverse: isOn && !state.reverse ? "yes" : null }) }));
+  });
+  const body = order.map((index) => el("tr", {}, el("th", { scope: "row" }, el("span", { class: `key series-${series[index]}` }, outside(runs[index].title))), columns.map(([, [of, show]]) => outside(show(of(runs[index])), "td"))));
+  return scroller("Runs", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "run" }), head)), el("tbody", {}, body)));
+}
