@@ -16,7 +16,7 @@ from emailrl.facts.reading import EMAIL, Fact, Literal, Name, Reading, Unit, agr
 from emailrl.facts.words import OPPOSITES, STOPWORDS, TITLES, clean, has_word, is_i_dont_know, says_something
 from emailrl.rewards.matching.language import COURTESY, DENIAL, FRAME, NO_DENIAL, REFUSAL
 from emailrl.rewards.matching.question import SHORT, WHOLE, Case, clauses, is_whole, read_reference
-from emailrl.rewards.matching.vetoes import stands_against
+from emailrl.rewards.matching.vetoes import has, stands_against
 
 _KINDS = {
     "date": "date_received date_sent reply_date my_reply_date first_contact date_stated time deadline",
@@ -96,7 +96,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
     if kind in QUOTED or len(expected.full.units) > SHORT:
         literals = [*(literals if kind not in QUOTED else ()), Literal(WHOLE, bare)]
     given = read(answer, temporal=asked.temporal, numbering=asked.numbering, literals=literals)
-    case = Case(asked, expected, given, clauses(given, expected.said, expected.lasting))
+    case = Case(asked, expected, given, clauses(given, expected.said, expected.lasting, expected.echo))
     if not case.clauses:
         return False
     if asked.polar:
@@ -107,7 +107,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
             return taken is wanted and not contradicts_itself(case) and not stands_against(case)
     if kind in QUOTED and (not case.is_quoted or len(case.new(given.units)) > 1):
         return False
-    return covers(case) and not stands_against(case)
+    return (covers(case) or is_part(case)) and not stands_against(case)
 
 
 def _bare(text: str) -> str:
@@ -175,6 +175,44 @@ def covers(case: Case) -> bool:
     if any(isinstance(fact, Literal) for fact in strong):
         return hits >= (count + len(weak)) // 3
     return hits >= enough(count + len(weak), bool(strong or expected.names), not stems)
+
+
+_AND = re.compile(r"(?:'s)?(?:\s?,)?\s(?:and|&|plus)\s(?:the\s|an?\s)?")
+_FINITE = re.compile(
+    r"\b(?:is|are|was|were|be|been|has|have|had|will|would|can|could|should|may|might|must|do|does|did|did|[a-z]+ed)\b"
+)
+_ENTITY = re.compile(r"\b(?:which|whose|where|who|whom|when|how (?:much|many|long|far|often))\b|\b(?:at|in|on|for|to|by|of|from|with) what\b|\bwhat (?!did|do|does|was|is|were|are|had|has|have|will|would|could|should|can)\w+", re.I)
+
+
+def is_part(case: Case) -> bool:
+    """Whether an answer only repeats what a reference that is a sentence adds to the question, and enough of it: what
+    the question asks for (a person, a time, an amount), every name or fact that "and" joins, or a third of the rest."""
+    asked, expected = case.asked, case.expected
+    own, given = ([unit for unit in units if not case.is_asked(unit)] for units in (expected.full.units, case.asserted))
+    if not given or len(case.given.units) >= len(expected.full.units):
+        return False
+    repeated = len(expected.full.units) - len(own)
+    if repeated < 2 and not _FINITE.search(expected.full.text):
+        return False
+    new = case.new(case.given.units)
+    if any(unit.fact for unit in new) or len(new) > len(given) // 3:
+        return False
+    held = [has([*given], unit) for unit in own]
+    for (one, is_held), (other, is_other) in pairwise(zip(own, held, strict=True)):
+        joined = _AND.fullmatch(expected.full.text, one.end, other.start)
+        if joined and is_held != is_other and bool(one.fact) is bool(other.fact) and one.text[0].isupper() is other.text[0].isupper():
+            return False
+    if expected.kinds:
+        return any(isinstance(unit.fact, expected.kinds) for unit in given)
+    entity = _ENTITY.search(asked.reading.text)
+    named = [unit for unit in own if unit.fact or unit.text[0].isupper()]
+    hits = sum(has(given, unit) for unit in named)
+    if entity and asked.person and expected.names:
+        words = _TOKEN.findall(case.given.text.replace("'s", ""))
+        return any(has_name(name, words, case) for name in expected.names)
+    if entity and 3 * hits >= len(named) > 0:
+        return True
+    return repeated >= 2 and 3 * len(given) >= len(own)
 
 
 def is_counted(case: Case, unit: Unit, behind: Unit | None) -> bool:

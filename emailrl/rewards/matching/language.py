@@ -39,7 +39,13 @@ SUPERSEDED = _any(  # States that what it refers to no longer counts, unless que
 )
 FORWARD = (  # Denies what follows it, not what precedes it.
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
-    rf"|anything but|unlike|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
+    rf"|with no|without(?! (?:a |any )?doubt)|outside of|anything but|unlike|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
+)
+NEGATIVE = _any(  # Makes a question one about what is not, so that an answer that repeats it may deny too.
+    DENIAL.pattern,
+    REFUSAL.pattern,
+    r"\b(?:except|besides|without|skip\w*|miss\w*|lack\w*|left out|omit\w*|stop\w*|fail\w*|unable|prevent\w*|avoid\w*|exclud\w*"
+    r"|lost|trouble|leave|instead|rather|doubt|un\w{5,}ed|wrong|away|before|until|only|besides|other than|else)\b",
 )
 MOVED = _any(  # Names an old value next to the new one.
     r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"
