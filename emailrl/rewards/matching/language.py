@@ -66,12 +66,22 @@ RETRACTION = _any(  # Takes back what an answer said.
     r"(?:that|this|it|what|my|the above|all)\b",
     r"\bi (?:made (?:that|this|it) up|take (?:that|it|this) back|(?:was|am) (?:joking|kidding|wrong|lying)|mis\w+|mean"
     r"|mixed)\b",
+    r"\b(?:strike that|on (?:reflection|closer look)|(?:first|initially|originally),? (?:i|we|it) \w+|(?:i|everyone|everybody|people|we|they)"
+    r" (?:first |once |often |mistakenly )*(?:thought|believed|assumed|claimed|answer)|(?:someone|somebody|rumou?rs?) \w+s?\b|turns? out to be"
+    r"|(?:my|the) previous (?:answer|guess)|edit:|it is no longer|(?:is|was) the (?:old|former|previous|wrong)"
+    r"|(?:was|were) (?:later|since|subsequently) \w+(?:ed|rawn)\b|but the \w+ says)",
+    r"\bgrader\b|\b(?:mark|grade|accept|treat|count) (?:this|it|both|my|the)\b|\bthe reference\b|[{}]",
     r"\b(?:just kidding|only joking|on second thoughts?|correction|never ?mind|or rather|oops|not really)\b",
     r"\b(?:this|that|which|it|the above|all of (?:this|that))\s(?:\w+\s){0,2}?(?:is|was|isn't|wasn't|are|be|seems)\s"
     r"(?:\w+\s){0,2}?(?:false|wrong|incorrect|untrue|mistake\w*|error|inaccurate|nonsense|made up)\b",
     r"\b(?:isn't|wasn't|not) (?:true|right|correct|the case|so|it)\b(?=\s*(?:$|[.,;!)]))",
     r"[-\u2013\u2014,.(]\s*(?:no|nope|wait|not|wrong|false|incorrect|untrue|sorry)\b[\s,.!)]*"
     r"(?:$|(?:no|wait|sorry|actually|it|that)\b)",
+)
+EXCLUDES = _any(  # Names what is not the answer.
+    r"\b(?:everything|anything|everyone|anyone|all of (?:them|these)|whatever|any (?:other )?answer)\b[^.;]{0,20}?"
+    r"(?:\b(?:except|but|other than|apart from|besides|save|is not|are not)\b|n't\b)",
+    r"\b(?:complement|opposite|converse|inverse|negation) of\b|\b(?:not one|none|neither) of (?:these|those|the)\b",
 )
 HEDGE = _any(
     r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
@@ -80,7 +90,11 @@ HEDGE = _any(
     r"|(?:first|second|main|spare|alternative) (?:answer|choice|pick))\b"
 )
 ALTERNATIVE = _any(  # Offers another answer besides.
-    r"\((?=or\b)|\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
+    r"\((?=or\b)|\b(?:otherwise|unless|assuming|in (?:some|other|most) cases|(?:just )?as likely|hard to (?:tell|say)|according to (?:some|others)"
+    rf"|{_MAILS} (?:disagree|differ|conflict)\w*|(?:one|another|a second|the other) {_MAILS} (?:says?|names?|states?|gives?))\b",
+    r"(?m:^)\s*(?:should|if)\b[^,]{1,200}\b(?:be|is|was|are)\b[^,]{0,60},|\b(?:answer|option|choice|candidate|guess) (?-i:[A-D1-4])\b",
+    r"\b(?:thinks?|says?|claims?|believes?)\b[^.]{1,200};[^.]{1,200}\b(?:thinks?|says?|claims?|believes?)\b",
+    r"\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
     r"|(?:some(?:one|body)?|others) (?:says?|claims?|wrote|writes?))\b",
     r"\bif (?:not\b|(?:it|that)(?:(?: is|'s) not| isn't)\b)[^;]{1,200},\s*(?:then|it is|it's)\b",
     rf"\b(?:in|from) one {_MAILS}.*\b(?:another|the other|elsewhere)\b|(?-i:\bA\)\s.*\sB\))\s",

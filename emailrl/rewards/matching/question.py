@@ -281,6 +281,10 @@ class Case:
         """Return the units that occur in neither the reference nor the question."""
         return [unit for unit in units if not self.is_known(unit)]
 
+    def echoes(self, units: Iterable[Unit]) -> bool:
+        """Whether units repeat the question, as a whole sentence does: two of its words or facts beside the answer."""
+        return sum(self.is_asked(unit) and not self.holds(unit) for unit in units) > 1
+
     @property
     def is_short(self) -> bool:
         """Whether the reference is a word, a name or a fact rather than a sentence."""

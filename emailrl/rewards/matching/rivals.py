@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Reading, Unit, contradict, same_kind
 from emailrl.facts.words import COUNTRIES, STATES, TITLES, says_something
-from emailrl.rewards.matching.question import SHORT, Case
+from emailrl.rewards.matching.question import SHORT, Case, Clause
 
 _VERSUS = r"(?:vs|versus|aka|a\.?k\.?a|alias)\b\.?"
 _SYMBOL = r"[^\w\s\ue000()\[\]&,.:;!?$%#@'+=\u2013\u2014-]+|-+>|=+>"
@@ -81,9 +81,14 @@ def rival_items(case: Case) -> bool:
             if (case.is_short or case.is_quoted) and _CHOICE.match(right.joint):
                 held, rest = (left, right) if case.holds(*left.units) else (right, left)
                 if case.holds(*held.units) and not case.holds(*rest.units) and case.new(rest.units):
-                    return True
+                    if (is_bare(held) and is_bare(rest)) or not case.echoes([*held.units, *rest.units]):
+                        return True
         if not (case.is_short or (person and case.expected.names)):
             continue
+        whole = [unit for item in items for unit in item.units]
+        others = [item for item in items if len(item.units) == len(case.new(item.units)) > 0]
+        if case.holds(*whole) and not case.echoes(whole) and (len(others) > 1 or any(_beside(case, *two) for two in pairwise(items))):
+            return True
         bare = case.is_short and all(map(is_bare, items))
         states = zip((state(case, item, bare) for item in items), items, strict=True)
         for _, group in groupby(states, key=lambda pair: pair[0] == "other"):
@@ -100,13 +105,23 @@ def rival_items(case: Case) -> bool:
     return False
 
 
+def _beside(case: Case, left: Item, right: Item) -> bool:
+    """Whether "and" joins the answer to something else that stands alone."""
+    one, other = (left, right) if case.holds(*left.units) else (right, left)
+    if not (_AND.search(right.joint) and case.holds(*one.units) and other.units) or case.holds(*other.units):
+        return False
+    first = other.text.strip()
+    return len(case.new(other.units)) == len(other.units) and (first[:1].isupper() or other.units[0].fact is not None)
+
+
 def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
     """Whether an "or" joins a part of the reference to something else."""
     left = before[-1]
     if not case.is_short and (case.new(left.units) or case.new(right.units)):
         return True
-    if any(case.holds(*one.units) and len(other.units) <= SHORT for one, other in ((left, right), (right, left))):
-        return True
+    for one, other in ((left, right), (right, left)):
+        if case.holds(*one.units) and other.units and len(case.new(other.units)) == len(other.units):
+            return True
     if case.holds(*left.units[-1:]) or case.holds(*right.units[:1]):
         return True
     for earlier, later in zip(before[-2::-1], before[::-1], strict=False):
@@ -162,9 +177,15 @@ def rival_facts(case: Case) -> bool:
     totals = [fact.value for fact in case.expected.facts if isinstance(fact, Quantity)]
     if len(values) > 1 and any(abs(sum(values) - total) < 1e-6 for total in totals):
         return False  # a breakdown
-    return any(
-        is_rival(case, unit) and (is_beside(case, units, at) or is_alone(case, unit)) for at, unit in enumerate(units)
-    )
+    for at, unit in enumerate(units):
+        if is_rival(case, unit):
+            own = next(part for part in case.clauses if unit in part.units)
+            if case.echoes(case.sentences[own.sentence]):
+                if is_joined(case, units, at) or _renewed(case, own, unit):
+                    return True
+            elif is_beside(case, units, at) or is_alone(case, own, unit):
+                return True
+    return False
 
 
 def is_rival(case: Case, unit: Unit) -> bool:
@@ -188,12 +209,31 @@ def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
     return False
 
 
-def is_alone(case: Case, unit: Unit) -> bool:
+_JOINED = re.compile(r"(?P<to>\s(?:to|through)\s)|\W*(?:(?:or|and|but|vs|versus|then|now|later|plus)\W*)*", re.IGNORECASE)
+_FROM = re.compile(r"\bfrom\s(?:the\s)?$", re.IGNORECASE)
+
+
+def is_joined(case: Case, units: Sequence[Unit], at: int) -> bool:
+    """Whether only a joint stands between a fact and one of the reference, not "from ... to"."""
+    text, unit = case.given.masked, units[at]
+    for other in units[max(0, at - 1) : at + 2]:
+        first, last = sorted((unit, other), key=lambda one: one.start)
+        if other is not unit and other.fact is not None and case.holds(other):
+            joint = _JOINED.fullmatch(text, first.end, last.start)
+            if joint and not (joint["to"] and _FROM.search(text[: first.start])):
+                return True
+    return False
+
+
+def _renewed(case: Case, own: Clause, unit: Unit) -> bool:
+    """Whether a fact is the new value of a change."""
+    changed = _CHANGED.search(own.text[: unit.start - own.start])
+    return changed is not None or _OTHERWISE.search(case.given.masked[: unit.start]) is not None
+
+
+def is_alone(case: Case, own: Clause, unit: Unit) -> bool:
     """Whether a fact is in a sentence that says nothing else new, or is the new value of a change."""
-    own = next(part for part in case.clauses if unit in part.units)
-    if _CHANGED.search(own.text[: unit.start - own.start]) or _OTHERWISE.search(case.given.masked[: unit.start]):
-        return True
-    return all(other.fact is not None or case.is_known(other) for other in case.sentences[own.sentence])
+    return _renewed(case, own, unit) or all(other.fact is not None or case.is_known(other) for other in case.sentences[own.sentence])
 
 
 def rival_clause(case: Case) -> bool:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Unit, agree, find_names, same_token, word_before
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
-from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
+from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DENIAL, DOUBT, EXCLUDES, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 from emailrl.rewards.matching.question import Case, is_whole
 from emailrl.rewards.matching.rivals import JOINT, OR, bare_rivals, lists, rival_clause, rival_facts, rival_items
 
@@ -30,7 +30,7 @@ _PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
 
 def turned_round(case: Case) -> bool:
     """Whether roles are swapped: a name from the question in the reference's place, or another name as the agent."""
-    if not (case.is_mixed and case.is_short):
+    if not (case.is_mixed and case.is_short and case.asked.person):
         return False
     question, text = case.asked.reading.text, case.given.masked
     active, whom = _BY_WHO.match(question), _TO_WHOM.match(question)
@@ -140,6 +140,7 @@ def has(units: Sequence[Unit], wanted: Unit) -> bool:
 
 
 _DIRECTION = re.compile(r"\b(?:before|after|more|less|fewer|without|with|over|under|above|below|least|most)\b")
+_CONVERSE = frozenset(("buy", "sell"))  # "sold to Duke" answers "Who bought it?".
 _MORE = re.compile(r"\b(?:who|where|when|why|how|what|which|further|more|other|additional|else|exact|specific)\b", re.I)
 _PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|your|please|thanks|Please|Thanks)\b")
 _ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
@@ -160,6 +161,9 @@ def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
     return marker.search(text) is not None and not marker.search(case.texts)
 
 
+_SUPPOSED = re.compile(r"\s*(?:(?:perhaps|maybe|possibly|potentially)\b|(?:i|we)(?:'m| am| are)?\s(?:not sure|guess|unsure))", re.I)
+
+
 def hedges(case: Case) -> bool:
     """Whether the answer only supposes its part of the reference, offers an alternative, or sets it aside. That is: a
     clause, or the label of a list, that supposes; percentages of candidates that add up to 100, though no number was
@@ -169,7 +173,8 @@ def hedges(case: Case) -> bool:
         end = part.start + len(part.text)
         is_label = text[end:].lstrip().startswith(":")
         if (is_label or case.holds(*part.units)) and is_new(case, HEDGE, text[part.start : end]):
-            return True
+            if not case.echoes(case.sentences[part.sentence]) or _SUPPOSED.match(text[part.start : end]):
+                return True
     shares = [fact.value for fact in case.given.facts if isinstance(fact, Quantity) and fact.base == "percent"]
     counts = any(isinstance(fact, Quantity) for fact in case.expected.known_facts)
     if is_new(case, ALTERNATIVE, text) or (len(shares) > 1 and sum(shares) == 100 and not counts):
@@ -181,7 +186,7 @@ def hedges(case: Case) -> bool:
 
 def takes_back(case: Case) -> bool:
     """Whether the answer retracts its statement, doubts it in a separate clause, or phrases it as a question."""
-    if is_new(case, RETRACTION, case.given.masked):
+    if is_new(case, RETRACTION, case.given.masked) or is_new(case, EXCLUDES, case.given.masked):
         return True
     last = case.clauses[-1]
     if case.given.text.endswith("?") and case.holds(*last.units):
@@ -211,7 +216,7 @@ def denied(case: Case) -> bool:
         return True
     if statuses == {True} and not case.asked.polar and not OR.search(case.asked.reading.text):
         for part in case.clauses:
-            if part.asserted is False and part.units and all(unit.stem in case.asked.stems for unit in part.units):
+            if part.asserted is False and DENIAL.search(part.text) and part.units and all(unit.stem in case.asked.stems for unit in part.units):
                 return True
     return bool(({*case.expected.words} - case.expected.denied) & denies - asserts)
 
@@ -220,10 +225,12 @@ def opposed(case: Case) -> bool:
     """Whether the answer uses the opposite of a word of the reference or the question, or another limit."""
     parts = [part for part in case.clauses if case.holds(*part.units)]
     given = {unit.stem for part in parts for unit in part.units if unit.fact is None}
-    given |= {stem(word) for part in parts for word in _DIRECTION.findall(part.text.lower())}
     before = case.asked.reading.text if case.is_quoted else case.texts
-    said = {*(case.asked.stems if case.is_quoted else case.expected.known)}
-    said |= {*map(stem, _DIRECTION.findall(before.lower())), *(["refus"] if REFUSAL.search(before) else [])}
+    said = {*(case.asked.stems if case.is_quoted else case.expected.known)} - _CONVERSE
+    if not case.is_quoted:
+        given |= {stem(word) for part in parts for word in _DIRECTION.findall(part.text.lower())}
+        said |= {*map(stem, _DIRECTION.findall(case.expected.full.text.lower()))}
+    said |= {"refus"} if REFUSAL.search(before) else set()
     if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
         return True
     held = [unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)]
@@ -242,7 +249,7 @@ def says_too_much(case: Case) -> bool:
     news = [len(case.new(one)) for one in units]
     joined = {part.sentence for part in case.clauses if _ANAPHOR.search(part.text) or is_new(case, GIVES_UP, part.text)}
     strange = sum(
-        len(one) == new > 0 and number not in joined
+        5 * (len(one) - new) <= len(one) and number not in joined
         for (number, one), new in zip(case.sentences.items(), news, strict=True)
     )
     held = next((one for one in units if case.holds(*one)), [])
