@@ -179,40 +179,41 @@ def covers(case: Case) -> bool:
 
 _AND = re.compile(r"(?:'s)?(?:\s?,)?\s(?:and|&|plus)\s(?:the\s|an?\s)?")
 _FINITE = re.compile(
-    r"\b(?:is|are|was|were|be|been|has|have|had|will|would|can|could|should|may|might|must|do|does|did|did|[a-z]+ed)\b"
+    r"\b(?:is|are|was|were|be|been|has|have|had|will|would|can|could|should|may|might|must|do|does|did|[a-z]+ed)\b"
 )
-_ENTITY = re.compile(r"\b(?:which|whose|where|who|whom|when|how (?:much|many|long|far|often))\b|\b(?:at|in|on|for|to|by|of|from|with) what\b|\bwhat (?!did|do|does|was|is|were|are|had|has|have|will|would|could|should|can)\w+", re.I)
+_AUXILIARY = r"(?:did|do|does|was|is|were|are|had|has|have|will|would|could|should|can)\b"
+_ENTITY = re.compile(  # Asks for a thing that a name, a number or a code answers.
+    r"\b(?:which|whose|where|who|whom|when|how (?:much|many|long|far|often))\b"
+    rf"|\b(?:at|in|on|for|to|by|of|from|with) what\b|\bwhat (?!{_AUXILIARY})\w+",
+    re.IGNORECASE,
+)
 
 
 def is_part(case: Case) -> bool:
     """Whether an answer only repeats what a reference that is a sentence adds to the question, and enough of it: what
-    the question asks for (a person, a time, an amount), every name or fact that "and" joins, or a third of the rest."""
-    asked, expected = case.asked, case.expected
-    own, given = ([unit for unit in units if not case.is_asked(unit)] for units in (expected.full.units, case.asserted))
-    if not given or len(case.given.units) >= len(expected.full.units):
+    the question asks for (a person, a time, an amount, a third of the names), or a third of all."""
+    asked, full = case.asked, case.expected.full
+    said = [unit for units in case.sentences.values() if case.holds(*units) for unit in units]
+    own, given = ([unit for unit in units if not case.is_asked(unit)] for units in (full.units, said))
+    repeated, new = len(full.units) - len(own), case.new(said)
+    if not given or len(said) >= len(full.units) or not (repeated > 1 or _FINITE.search(full.text)):
         return False
-    repeated = len(expected.full.units) - len(own)
-    if repeated < 2 and not _FINITE.search(expected.full.text):
+    if any(unit.fact for unit in new) or 3 * len(new) > len(given) or any(unit not in case.asserted for unit in given):
         return False
-    new = case.new(case.given.units)
-    if any(unit.fact for unit in new) or len(new) > len(given) // 3:
-        return False
-    held = [has([*given], unit) for unit in own]
-    for (one, is_held), (other, is_other) in pairwise(zip(own, held, strict=True)):
-        joined = _AND.fullmatch(expected.full.text, one.end, other.start)
-        if joined and is_held != is_other and bool(one.fact) is bool(other.fact) and one.text[0].isupper() is other.text[0].isupper():
+    for one, other in pairwise(own):  # "Ada and Bo" need both
+        alike = bool(one.fact) is bool(other.fact) and one.text[0].isupper() is other.text[0].isupper()
+        if alike and has(given, one) != has(given, other) and _AND.fullmatch(full.text, one.end, other.start):
             return False
-    if expected.kinds:
-        return any(isinstance(unit.fact, expected.kinds) for unit in given)
-    entity = _ENTITY.search(asked.reading.text)
-    named = [unit for unit in own if unit.fact or unit.text[0].isupper()]
-    hits = sum(has(given, unit) for unit in named)
-    if entity and asked.person and expected.names:
-        words = _TOKEN.findall(case.given.text.replace("'s", ""))
-        return any(has_name(name, words, case) for name in expected.names)
-    if entity and 3 * hits >= len(named) > 0:
-        return True
-    return repeated >= 2 and 3 * len(given) >= len(own)
+    if case.expected.kinds:
+        return any(isinstance(unit.fact, case.expected.kinds) for unit in given)
+    if _ENTITY.search(asked.reading.text):
+        if asked.person and case.expected.names:
+            words = _TOKEN.findall(case.given.text.replace("'s", ""))
+            return any(has_name(name, words, case) for name in case.expected.names)
+        named = [has(given, unit) for unit in own if unit.fact or unit.text[0].isupper()]
+        if 3 * sum(named) >= len(named) > 0:
+            return True
+    return repeated > 1 and 3 * len(given) >= len(own)
 
 
 def is_counted(case: Case, unit: Unit, behind: Unit | None) -> bool:

@@ -58,6 +58,7 @@ DOUBT = _any(  # Nothing from here to the end of the sentence is asserted.
     r"(?<!no )(?<!without )(?<!beyond )(?<!without a )(?<!without any )\bdoubt(?!less)\w*",
     r"\b(?:a lie|lies? that|lying|implausible|untrue|false(?:ly|hood)?|myth|hoax|rumou?r\w*|deny|denies|denied that"
     r"|disput\w+|disagree\w*|unlikely|contrary to|no way|far from|hardly|pretend\w*|allegedly|supposedly|if only"
+    r"|(?:nobody|no one)\s(?:\w+\s)?(?:said|says|thinks|thought|claim\w*|believe\w*)"
     r"|(?:wrong|incorrect|mistaken|inaccurate|misleading|impossible|nonsense|absurd|fiction)(?:ly)?"
     r"|(?:not|n't|never|no longer)\s(?:\w+\s){0,2}(?:true|correct|right|accurate|the case|believe|think|say))\b",
 )
@@ -68,7 +69,7 @@ RETRACTION = _any(  # Takes back what an answer said.
     r"|mixed)\b",
     r"\b(?:strike that|on (?:reflection|closer look)|(?:first|initially|originally),? (?:i|we|it) \w+|(?:i|everyone|everybody|people|we|they)"
     r" (?:first |once |often |mistakenly )*(?:thought|believed|assumed|claimed|answer)|(?:someone|somebody|rumou?rs?) \w+s?\b|turns? out to be"
-    r"|(?:my|the) previous (?:answer|guess)|edit:|it is no longer|(?:is|was) the (?:old|former|previous|wrong)"
+    r"|(?:my|the) previous (?:answer|guess)|edit:|it is no longer|(?:is|was) the (?:old|former|previous|wrong) (?:value|answer|figure|one|number|date)"
     r"|(?:was|were) (?:later|since|subsequently) \w+(?:ed|rawn)\b|but the \w+ says)",
     r"\bgrader\b|\b(?:mark|grade|accept|treat|count) (?:this|it|both|my|the)\b|\bthe reference\b|[{}]",
     r"\b(?:just kidding|only joking|on second thoughts?|correction|never ?mind|or rather|oops|not really)\b",
@@ -92,7 +93,7 @@ HEDGE = _any(
 ALTERNATIVE = _any(  # Offers another answer besides.
     r"\((?=or\b)|\b(?:otherwise|unless|assuming|in (?:some|other|most) cases|(?:just )?as likely|hard to (?:tell|say)|according to (?:some|others)"
     rf"|{_MAILS} (?:disagree|differ|conflict)\w*|(?:one|another|a second|the other) {_MAILS} (?:says?|names?|states?|gives?))\b",
-    r"(?m:^)\s*(?:should|if)\b[^,]{1,200}\b(?:be|is|was|are)\b[^,]{0,60},|\b(?:answer|option|choice|candidate|guess) (?-i:[A-D1-4])\b",
+    r"(?m:^)\s*(?:should|if)\b[^.;]{1,200}\b(?:be|is|was|are)\b[^,.;]{0,60},|\b(?:answer|option|choice|candidate|guess) (?-i:[A-D1-4])\b",
     r"\b(?:thinks?|says?|claims?|believes?)\b[^.]{1,200};[^.]{1,200}\b(?:thinks?|says?|claims?|believes?)\b",
     r"\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
     r"|(?:some(?:one|body)?|others) (?:says?|claims?|wrote|writes?))\b",

@@ -44,7 +44,7 @@ def clauses(
     reading: Reading, said: str, lasting: bool = False, echo: frozenset[str] = frozenset()
 ) -> tuple[Clause, ...]:
     """Return the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored, and denials in
-    a clause with a stem of ``echo``. "Not until May" is no denial, unless the reference names something ``lasting``
+    a clause with two stems of ``echo``. "Not until May" is no denial, unless the reference names something ``lasting``
     until then."""
     text, position, found = reading.masked, 0, []
     for number, stop in enumerate([*_SENTENCE_END.finditer(text), None]):
@@ -53,7 +53,7 @@ def clauses(
         for first, last, status in _pieces(text, position, end, said):
             piece = text[first:last]
             units = tuple(unit for unit in reading.units if first <= unit.start < last)
-            echoes = any(unit.stem in echo for unit in units)
+            echoes = sum(unit.stem in echo for unit in units) > 1 and not _NOT_IT.match(piece)
             doubted = doubted or _says_new(DOUBT, piece, said)
             if stop and stop[0] == "?":
                 status = None
@@ -66,6 +66,9 @@ def clauses(
             found.append(Clause(first, piece, number, status, units))
         position = stop.end() if stop else end
     return tuple(found)
+
+
+_NOT_IT = re.compile(r"\W*(?:it\s)?(?:is\s|was\s)?(?:\w+ly\s)?(?:not\b|isn't|wasn't)", re.IGNORECASE)
 
 
 def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, int, bool | None]]:

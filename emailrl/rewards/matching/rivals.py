@@ -83,11 +83,18 @@ def rival_items(case: Case) -> bool:
                 if case.holds(*held.units) and not case.holds(*rest.units) and case.new(rest.units):
                     if (is_bare(held) and is_bare(rest)) or not case.echoes([*held.units, *rest.units]):
                         return True
+        whole = [unit for item in items for unit in item.units]
+        if case.holds(*whole) and not case.echoes(whole) and any(_beside(case, *two) for two in pairwise(items)):
+            return True
         if not (case.is_short or (person and case.expected.names)):
             continue
-        whole = [unit for item in items for unit in item.units]
+        if len(items) > 2 and not _PLACE.search(case.asked.reading.text) and case.holds(*items[-3].units):
+            if all(is_appended(case, item) for item in items[-2:]):
+                return True
         others = [item for item in items if len(item.units) == len(case.new(item.units)) > 0]
-        if case.holds(*whole) and not case.echoes(whole) and (len(others) > 1 or any(_beside(case, *two) for two in pairwise(items))):
+        if case.expected.kinds:
+            others = [item for item in others if any(isinstance(u.fact, case.expected.kinds) for u in item.units)]
+        if case.holds(*whole) and not case.echoes(whole) and len(others) > 1 and not re.search(r"\((?!.*\bor\b)", case.given.masked):
             return True
         bare = case.is_short and all(map(is_bare, items))
         states = zip((state(case, item, bare) for item in items), items, strict=True)
@@ -107,11 +114,21 @@ def rival_items(case: Case) -> bool:
 
 def _beside(case: Case, left: Item, right: Item) -> bool:
     """Whether "and" joins the answer to something else that stands alone."""
-    one, other = (left, right) if case.holds(*left.units) else (right, left)
-    if not (_AND.search(right.joint) and case.holds(*one.units) and other.units) or case.holds(*other.units):
+    if not _AND.search(right.joint) or case.holds(*left.units) == case.holds(*right.units):
         return False
-    first = other.text.strip()
-    return len(case.new(other.units)) == len(other.units) and (first[:1].isupper() or other.units[0].fact is not None)
+    one, other = (left.units[-1:], right.units) if case.holds(*left.units) else (right.units[:1], left.units)
+    if "well" in right.joint:
+        return 2 * len(case.new(other)) > len(other)
+    if not case.holds(*one) or len(case.new(other)) < max(len(other), 1):
+        return False
+    first = right.text.lstrip()[:1].isupper() if other is right.units else len(other) > 1 and other[-1].text[0].isupper()
+    return first or other[0].fact is not None
+
+
+def is_appended(case: Case, item: Item) -> bool:
+    """Whether a comma appends something else."""
+    named = item.units and (item.units[0].fact is not None or item.units[0].text[0].isupper())
+    return item.joint.strip() == "," and is_bare(item) and named and len(item.units) == len(case.new(item.units)) > 0
 
 
 def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
@@ -170,6 +187,21 @@ def touches(case: Case, run: Sequence[Item]) -> bool:
     )
 
 
+def is_padded(case: Case) -> bool:
+    """Whether an answer that repeats nothing of the question puts more beside the reference: in capitals, in a list, or
+    in a heap of words."""
+    text = case.given.text.split("(")[0]
+    units = [unit for unit in case.asserted if unit.start < len(text)]
+    new, held = len(case.new(units)), sum(case.holds(unit) for unit in units)
+    if case.asked.polar or case.expected.kinds or not 0 < held or case.echoes(units):
+        return False
+    if text.isupper():
+        return new > 1 or new >= held
+    if re.search(r"\b(?:is|are|was|were|has|have|had|will|would|of)\b", text):
+        return False
+    return new > max(held, 2) and (not case.is_mixed or len(re.findall("[,;\n]", text)) > 1)
+
+
 def rival_facts(case: Case) -> bool:
     """Whether a fact contradicts the right one: next to it, alone in its sentence, or as the new value of a change."""
     units = case.asserted
@@ -181,7 +213,9 @@ def rival_facts(case: Case) -> bool:
         if is_rival(case, unit):
             own = next(part for part in case.clauses if unit in part.units)
             if case.echoes(case.sentences[own.sentence]):
-                if is_joined(case, units, at) or _renewed(case, own, unit):
+                apart = not case.holds(*case.sentences[own.sentence]) and not case.new(u for u in own.units if not u.fact)
+                apart = apart and not re.search(r"\b(?:before|had|previous\w*|earlier|also|first)\b", own.text, re.IGNORECASE)
+                if apart or is_joined(case, units, at) or _renewed(case, own, unit):
                     return True
             elif is_beside(case, units, at) or is_alone(case, own, unit):
                 return True
@@ -267,6 +301,12 @@ def bare_rivals(case: Case) -> bool:
     expected, text = case.expected, case.given.masked
     linked = any(not says_something(word) and word not in _JOINING for word in re.findall(r"[a-z']+", text.lower()))
     units = case.asserted
+    digits = re.compile(r"\d")
+    right = expected.full.text.lower().strip(" .")
+    for text_of in re.split(JOINT, case.given.text.lower()):  # the same but for a digit
+        part = (text_of or "").strip(" .")
+        if not linked and digits.search(right) and part != right and digits.sub("0", part) == digits.sub("0", right):
+            return True
     if linked or not case.is_short or not any(part.asserted for part in case.clauses):
         return False
     aside = len(text.split("(")[0])

@@ -13,12 +13,10 @@ from emailrl.facts.reading import Unit, agree, find_names, same_token, word_befo
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DENIAL, DOUBT, EXCLUDES, GIVES_UP, HEDGE, REFUSAL, RETRACTION
 from emailrl.rewards.matching.question import Case, is_whole
-from emailrl.rewards.matching.rivals import JOINT, OR, bare_rivals, lists, rival_clause, rival_facts, rival_items
+from emailrl.rewards.matching.rivals import JOINT, OR, bare_rivals, is_padded, lists, rival_clause, rival_facts, rival_items
 
 _BY_WHO = re.compile(
-    r"^(?:who|(?:which|what)\s(?!(?:is|are|was|were|do|does|did)\b)\w+)\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*"
-    r"(?!(?:did|does|do)\b)(?P<verb>\w+)",
-    re.IGNORECASE,
+    r"^who\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*(?!(?:did|does|do)\b)(?P<verb>\w+)", re.IGNORECASE
 )
 _SLOTS = ("from", "for", "to", "into", "with", "against", "under")
 _TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
@@ -30,7 +28,7 @@ _PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
 
 def turned_round(case: Case) -> bool:
     """Whether roles are swapped: a name from the question in the reference's place, or another name as the agent."""
-    if not (case.is_mixed and case.is_short and case.asked.person):
+    if not (case.is_mixed and case.is_short):
         return False
     question, text = case.asked.reading.text, case.given.masked
     active, whom = _BY_WHO.match(question), _TO_WHOM.match(question)
@@ -51,7 +49,7 @@ def turned_round(case: Case) -> bool:
             first = name.start <= part.start + len(before) + 3
             if active and is_own and not first and stem(before) == stem(active["verb"]):
                 return True
-            if whom and is_own and after and stem(after[1]) in case.asked.stems:
+            if whom and is_own and after and stem(after[1]) in case.asked.stems and after[1] not in whom[0]:
                 return True
     return False
 
@@ -118,17 +116,6 @@ def mixed_up(case: Case) -> bool:
     return False
 
 
-def others_own(case: Case) -> bool:
-    """Whether the expected name occurs only as the possessor of somebody else, as in "Ada Moss's deputy"."""
-    if not (case.asked.person and case.expected.names):
-        return False
-    own = {token for name in case.expected.names for token in name.tokens}
-    text = case.given.masked
-    held = [name for name in find_names(case.given) if own & {*name.tokens}]
-    owned = [re.match(r"\W*'s?\s+(\w+)", text[name.end - 2 :]) for name in held]
-    return bool(owned) and all(found and not has_word(stem(found[1]), case.expected.known) for found in owned)
-
-
 def has(units: Sequence[Unit], wanted: Unit) -> bool:
     """Whether one of the units says the same as ``wanted``."""
     return any(
@@ -161,7 +148,7 @@ def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
     return marker.search(text) is not None and not marker.search(case.texts)
 
 
-_SUPPOSED = re.compile(r"\s*(?:(?:perhaps|maybe|possibly|potentially)\b|(?:i|we)(?:'m| am| are)?\s(?:not sure|guess|unsure))", re.I)
+_SUPPOSED = re.compile(r"(?:(?m:^)|[.!?]\s)\s*(?:perhaps|maybe|possibly|potentially)\b|\b(?:i|we)(?:'m| am| are)?\s(?:not sure|guess|unsure)\b", re.I)
 
 
 def hedges(case: Case) -> bool:
@@ -173,8 +160,10 @@ def hedges(case: Case) -> bool:
         end = part.start + len(part.text)
         is_label = text[end:].lstrip().startswith(":")
         if (is_label or case.holds(*part.units)) and is_new(case, HEDGE, text[part.start : end]):
-            if not case.echoes(case.sentences[part.sentence]) or _SUPPOSED.match(text[part.start : end]):
+            if not case.echoes(case.sentences[part.sentence]):
                 return True
+    if any(case.holds(*part.units) for part in case.clauses) and is_new(case, _SUPPOSED, text):
+        return True
     shares = [fact.value for fact in case.given.facts if isinstance(fact, Quantity) and fact.base == "percent"]
     counts = any(isinstance(fact, Quantity) for fact in case.expected.known_facts)
     if is_new(case, ALTERNATIVE, text) or (len(shares) > 1 and sum(shares) == 100 and not counts):
@@ -248,17 +237,20 @@ def says_too_much(case: Case) -> bool:
     units = list(case.sentences.values())
     news = [len(case.new(one)) for one in units]
     joined = {part.sentence for part in case.clauses if _ANAPHOR.search(part.text) or is_new(case, GIVES_UP, part.text)}
-    strange = sum(
-        5 * (len(one) - new) <= len(one) and number not in joined
-        for (number, one), new in zip(case.sentences.items(), news, strict=True)
-    )
+    strange, seen = 0, set[str]()
+    for (number, one), new in zip(case.sentences.items(), news, strict=True):
+        stems = {unit.stem for unit in one if unit.fact is None}
+        strange += len(one) == new > 0 and number not in joined and not stems & seen
+        seen |= stems
     held = next((one for one in units if case.holds(*one)), [])
     late = held is not units[0]
     if case.is_short and sum(unit.stem in case.asked.stems - {*case.expected.full.stems} for unit in held) >= 2:
-        most_strange, longest, total = 4, 28, 60
+        most_strange, longest, total = 2, 28, 60
     else:
-        most_strange = 3 if case.is_short and not late else 2
+        most_strange = 2
         longest, total = 12 if case.is_mixed else 6, 8 if late else 30
+    if late and not case.asked.polar and len(units[0]) == news[0] > 2 and 0 not in joined:
+        return True
     if strange >= most_strange or max(news) > longest or sum(news) > total or is_new(case, COPIED, case.given.masked):
         return True
     said = case.texts.lower().split()
@@ -271,7 +263,7 @@ def says_too_much(case: Case) -> bool:
 def stands_against(case: Case) -> bool:
     """Whether any veto applies to an answer that covers the reference."""
     vetoes = (
-        *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals),
-        *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
+        *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals, is_padded),
+        *(opposed, turned_round, mixed_up, replaced, says_too_much),
     )
     return any(veto(case) for veto in vetoes)
