@@ -39,13 +39,16 @@ SUPERSEDED = _any(  # States that what it refers to no longer counts, unless que
 )
 FORWARD = (  # Denies what follows it, not what precedes it.
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
-    rf"|with no|without(?! (?:a |any )?doubt)|outside of|anything but|unlike|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
+    r"|with no|without(?! (?:a |any )?doubt)|outside of|anything but|unlike"
+    rf"|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
 )
 NEGATIVE = _any(  # Makes a question one about what is not, so that an answer that repeats it may deny too.
     DENIAL.pattern,
     REFUSAL.pattern,
-    r"\b(?:except|besides|without|skip\w*|miss\w*|lack\w*|left out|omit\w*|stop\w*|fail\w*|unable|prevent\w*|avoid\w*|exclud\w*"
-    r"|lost|trouble|leave|instead|rather|doubt|un\w{5,}ed|wrong|away|before|until|only|besides|other than|else)\b",
+    r"\b(?:except|besides|without|skip\w*|miss\w*|lack\w*|left out|omit\w*"
+    r"|stop\w*|fail\w*|unable|prevent\w*"
+    r"|avoid\w*|exclud\w*|lost|trouble"
+    r"|leave|instead|rather|doubt|un\w{5,}ed|wrong|away|before|until|only|other than|else)\b",
 )
 MOVED = _any(  # Names an old value next to the new one.
     r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"
@@ -67,10 +70,16 @@ RETRACTION = _any(  # Takes back what an answer said.
     r"(?:that|this|it|what|my|the above|all)\b",
     r"\bi (?:made (?:that|this|it) up|take (?:that|it|this) back|(?:was|am) (?:joking|kidding|wrong|lying)|mis\w+|mean"
     r"|mixed)\b",
-    r"\b(?:strike that|on (?:reflection|closer look)|(?:first|initially|originally),? (?:i|we|it) \w+|(?:i|everyone|everybody|people|we|they)"
-    r" (?:first |once |often |mistakenly )*(?:thought|believed|assumed|claimed|answer)|(?:someone|somebody|rumou?rs?) \w+s?\b|turns? out to be"
-    r"|(?:my|the) previous (?:answer|guess)|edit:|it is no longer|(?:is|was) the (?:old|former|previous|wrong) (?:value|answer|figure|one|number|date)"
-    r"|(?:was|were) (?:later|since|subsequently) \w+(?:ed|rawn)\b|but the \w+ says)",
+    r"\b(?:strike that|on (?:reflection|closer look)|(?:first|initially|originally),? (?:i|we|it) \w+"
+    r"|(?:i|everyone|everybody|people|we|they) (?:first |once |often |mistakenly )*"
+    r"(?:thought|believed|assumed|claimed|answer)"
+    r"|(?:someone|somebody|rumou?rs?) \w+s?\b|turns? out to be"
+    r"|(?:my|the) previous (?:answer|guess)"
+    r"|edit:|it is no longer"
+    r"|(?:is|was) the (?:old|former|previous|wrong)"
+    r" (?:value|answer|figure|one|number|date)"
+    r"|(?:was|were) (?:later|since|subsequently) (?:withdrawn|retracted|reversed|corrected|cancell?ed)"
+    r"|but the \w+ says)",
     r"\bgrader\b|\b(?:mark|grade|accept|treat|count) (?:this|it|both|my|the)\b|\bthe reference\b|[{}]",
     r"\b(?:just kidding|only joking|on second thoughts?|correction|never ?mind|or rather|oops|not really)\b",
     r"\b(?:this|that|which|it|the above|all of (?:this|that))\s(?:\w+\s){0,2}?(?:is|was|isn't|wasn't|are|be|seems)\s"
@@ -91,9 +100,12 @@ HEDGE = _any(
     r"|(?:first|second|main|spare|alternative) (?:answer|choice|pick))\b"
 )
 ALTERNATIVE = _any(  # Offers another answer besides.
-    r"\((?=or\b)|\b(?:otherwise|unless|assuming|in (?:some|other|most) cases|(?:just )?as likely|hard to (?:tell|say)|according to (?:some|others)"
-    rf"|{_MAILS} (?:disagree|differ|conflict)\w*|(?:one|another|a second|the other) {_MAILS} (?:says?|names?|states?|gives?))\b",
-    r"(?m:^)\s*(?:should|if)\b[^.;]{1,200}\b(?:be|is|was|are)\b[^,.;]{0,60},|\b(?:answer|option|choice|candidate|guess) (?-i:[A-D1-4])\b",
+    r"\((?=or\b)|\b(?:otherwise|unless|assuming|in (?:some|other|most) cases|(?:just )?as likely"
+    r"|hard to (?:tell|say)|according to (?:some|others)"
+    rf"|{_MAILS} (?:disagree|differ|conflict)\w*"
+    rf"|(?:one|another|the other) {_MAILS} (?:says?|names?|states?|gives?))\b",
+    r"(?m:^)\s*(?:should|if)\b[^.;]{1,200}\b(?:be|is|was|are)\b[^,.;]{0,60},"
+    r"|\b(?:answer|option|choice|candidate|guess) (?-i:[A-D1-4])\b",
     r"\b(?:thinks?|says?|claims?|believes?)\b[^.]{1,200};[^.]{1,200}\b(?:thinks?|says?|claims?|believes?)\b",
     r"\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
     r"|(?:some(?:one|body)?|others) (?:says?|claims?|wrote|writes?))\b",

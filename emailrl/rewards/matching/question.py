@@ -11,7 +11,17 @@ from emailrl.facts.dates import ZONE, Date, Time
 from emailrl.facts.quantities import UNITS, Quantity
 from emailrl.facts.reading import Fact, Literal, Name, Reading, Unit, agree, find_names, read
 from emailrl.facts.words import has_word, stem
-from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NEGATIVE, NO_DENIAL, NOT_UNTIL, REFUSAL, SUPERSEDED
+from emailrl.rewards.matching.language import (
+    DENIAL,
+    DOUBT,
+    FORWARD,
+    MOVED,
+    NEGATIVE,
+    NO_DENIAL,
+    NOT_UNTIL,
+    REFUSAL,
+    SUPERSEDED,
+)
 
 SHORT = 4  # A reference of at most this many facts and words is a bare answer, not a sentence.
 WHOLE = "whole"  # The kind of literal made of a long reference's whole text; it is masked in an answer like a fact.
@@ -60,7 +70,7 @@ def clauses(
             elif status:
                 denial = NO_DENIAL.sub(" ", piece if lasting else NOT_UNTIL.sub(" ", piece))
                 refused = any(found.search(piece) and not found.search(said) for found in (REFUSAL, SUPERSEDED))
-                status = not (doubted or not echoes and (refused or _says_new(DENIAL, denial, said)))
+                status = not (doubted or (not echoes and (refused or _says_new(DENIAL, denial, said))))
             elif doubted:
                 status = False
             found.append(Clause(first, piece, number, status, units))
@@ -100,7 +110,8 @@ def _is_new(found: re.Match[str], said: str) -> bool:
 
 
 _TEMPORAL = re.compile(
-    r"^(?:\w+\s){0,2}when\b|\b(?:and|or|by|since|until)\swhen\b|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?"
+    r"^(?:\w+\s){0,2}when\b|\b(?:and|or|by|since|until)\swhen\b"
+    r"|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?"
     r"(?:time|date|day|weekday|month|year|deadline)s?\b",
     re.IGNORECASE,
 )

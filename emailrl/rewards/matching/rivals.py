@@ -36,6 +36,7 @@ _IN_FACT = re.compile(  # Introduces what really answers, or what another source
 )
 _OTHERWISE = re.compile(rf"{_IN_FACT.pattern}\W*(?:(?:in|on|at|it|is|says?|the)\W+)*$", re.IGNORECASE)
 _PLACED = re.compile(r"\b(?:of|in|at|from|on|for|with|near|via)\s(?:the\s)?$")
+_VERB = re.compile(r"\b(?:is|are|was|were|has|have|had|will|would)\b", re.IGNORECASE)
 _CHANGED = re.compile(r"\b(?:moved|changed|postponed|shifted|rescheduled|pushed|extended)\b[^,;]{0,20} to\b", re.I)
 
 
@@ -80,21 +81,19 @@ def rival_items(case: Case) -> bool:
                 return True
             if (case.is_short or case.is_quoted) and _CHOICE.match(right.joint):
                 held, rest = (left, right) if case.holds(*left.units) else (right, left)
-                if case.holds(*held.units) and not case.holds(*rest.units) and case.new(rest.units):
-                    if (is_bare(held) and is_bare(rest)) or not case.echoes([*held.units, *rest.units]):
-                        return True
+                loose = (is_bare(held) and is_bare(rest)) or not case.echoes([*held.units, *rest.units])
+                if loose and case.holds(*held.units) and not case.holds(*rest.units) and case.new(rest.units):
+                    return True
         whole = [unit for item in items for unit in item.units]
         if case.holds(*whole) and not case.echoes(whole) and any(_beside(case, *two) for two in pairwise(items)):
             return True
         if not (case.is_short or (person and case.expected.names)):
             continue
-        if len(items) > 2 and not _PLACE.search(case.asked.reading.text) and case.holds(*items[-3].units):
-            if all(is_appended(case, item) for item in items[-2:]):
-                return True
         others = [item for item in items if len(item.units) == len(case.new(item.units)) > 0]
         if case.expected.kinds:
             others = [item for item in others if any(isinstance(u.fact, case.expected.kinds) for u in item.units)]
-        if case.holds(*whole) and not case.echoes(whole) and len(others) > 1 and not re.search(r"\((?!.*\bor\b)", case.given.masked):
+        aside = re.search(r"\((?!.*\bor\b)", case.given.masked) or _VERB.search(case.given.masked)
+        if case.holds(*whole) and not case.echoes(whole) and len(others) > 1 and not aside:
             return True
         bare = case.is_short and all(map(is_bare, items))
         states = zip((state(case, item, bare) for item in items), items, strict=True)
@@ -121,14 +120,10 @@ def _beside(case: Case, left: Item, right: Item) -> bool:
         return 2 * len(case.new(other)) > len(other)
     if not case.holds(*one) or len(case.new(other)) < max(len(other), 1):
         return False
-    first = right.text.lstrip()[:1].isupper() if other is right.units else len(other) > 1 and other[-1].text[0].isupper()
+    first = (
+        right.text.lstrip()[:1].isupper() if other is right.units else len(other) > 1 and other[-1].text[0].isupper()
+    )
     return first or other[0].fact is not None
-
-
-def is_appended(case: Case, item: Item) -> bool:
-    """Whether a comma appends something else."""
-    named = item.units and (item.units[0].fact is not None or item.units[0].text[0].isupper())
-    return item.joint.strip() == "," and is_bare(item) and named and len(item.units) == len(case.new(item.units)) > 0
 
 
 def is_choice(case: Case, before: Sequence[Item], right: Item) -> bool:
@@ -193,11 +188,11 @@ def is_padded(case: Case) -> bool:
     text = case.given.text.split("(")[0]
     units = [unit for unit in case.asserted if unit.start < len(text)]
     new, held = len(case.new(units)), sum(case.holds(unit) for unit in units)
-    if case.asked.polar or case.expected.kinds or not 0 < held or case.echoes(units):
+    if case.asked.polar or case.expected.kinds or not held > 0 or case.echoes(units):
         return False
     if text.isupper():
         return new > 1 or new >= held
-    if re.search(r"\b(?:is|are|was|were|has|have|had|will|would|of)\b", text):
+    if _VERB.search(text):
         return False
     return new > max(held, 2) and (not case.is_mixed or len(re.findall("[,;\n]", text)) > 1)
 
@@ -213,8 +208,12 @@ def rival_facts(case: Case) -> bool:
         if is_rival(case, unit):
             own = next(part for part in case.clauses if unit in part.units)
             if case.echoes(case.sentences[own.sentence]):
-                apart = not case.holds(*case.sentences[own.sentence]) and not case.new(u for u in own.units if not u.fact)
-                apart = apart and not re.search(r"\b(?:before|had|previous\w*|earlier|also|first)\b", own.text, re.IGNORECASE)
+                apart = not case.holds(*case.sentences[own.sentence]) and not case.new(
+                    u for u in own.units if not u.fact
+                )
+                apart = apart and not re.search(
+                    r"\b(?:before|had|previous\w*|earlier|also|first)\b", own.text, re.IGNORECASE
+                )
                 if apart or is_joined(case, units, at) or _renewed(case, own, unit):
                     return True
             elif is_beside(case, units, at) or is_alone(case, own, unit):
@@ -243,7 +242,9 @@ def is_beside(case: Case, units: Sequence[Unit], at: int) -> bool:
     return False
 
 
-_JOINED = re.compile(r"(?P<to>\s(?:to|through)\s)|\W*(?:(?:or|and|but|vs|versus|then|now|later|plus)\W*)*", re.IGNORECASE)
+_JOINED = re.compile(
+    r"(?P<to>\s(?:to|through)\s)|\W*(?:(?:or|and|but|vs|versus|then|now|later|plus)\W*)*", re.IGNORECASE
+)
 _FROM = re.compile(r"\bfrom\s(?:the\s)?$", re.IGNORECASE)
 
 
@@ -267,7 +268,9 @@ def _renewed(case: Case, own: Clause, unit: Unit) -> bool:
 
 def is_alone(case: Case, own: Clause, unit: Unit) -> bool:
     """Whether a fact is in a sentence that says nothing else new, or is the new value of a change."""
-    return _renewed(case, own, unit) or all(other.fact is not None or case.is_known(other) for other in case.sentences[own.sentence])
+    return _renewed(case, own, unit) or all(
+        other.fact is not None or case.is_known(other) for other in case.sentences[own.sentence]
+    )
 
 
 def rival_clause(case: Case) -> bool:
@@ -301,14 +304,10 @@ def bare_rivals(case: Case) -> bool:
     expected, text = case.expected, case.given.masked
     linked = any(not says_something(word) and word not in _JOINING for word in re.findall(r"[a-z']+", text.lower()))
     units = case.asserted
-    digits = re.compile(r"\d")
-    right = expected.full.text.lower().strip(" .")
-    for text_of in re.split(JOINT, case.given.text.lower()):  # the same but for a digit
-        part = (text_of or "").strip(" .")
-        if not linked and digits.search(right) and part != right and digits.sub("0", part) == digits.sub("0", right):
-            return True
     if linked or not case.is_short or not any(part.asserted for part in case.clauses):
         return False
+    if is_twin(case):
+        return True
     aside = len(text.split("(")[0])
     if any(unit.start < aside and is_rival(case, unit) for unit in units):
         return True
@@ -329,6 +328,15 @@ def bare_rivals(case: Case) -> bool:
     return any(case.holds(*item.units) for item in items) and any(
         is_candidate(case, item) and not (place and _WITHIN.fullmatch(item.joint)) for item in beside
     )
+
+
+def is_twin(case: Case) -> bool:
+    """Whether a part of the answer is the reference but for its digits."""
+    right = case.expected.full.text.lower().strip(" .")
+    parts = [part.strip(" .") for part in JOINT.split(case.given.text.lower()) if part]
+    masks = [re.sub(r"\d", "0", part) for part in (right, *parts)]
+    twins = (part for mask, part in zip(masks[1:], parts, strict=True) if masks[0] == mask and part != right)
+    return masks[0].count("0") > 0 and any(twins)
 
 
 def is_candidate(case: Case, item: Item) -> bool:

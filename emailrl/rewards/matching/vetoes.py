@@ -11,9 +11,28 @@ from itertools import pairwise
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Unit, agree, find_names, same_token, word_before
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
-from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DENIAL, DOUBT, EXCLUDES, GIVES_UP, HEDGE, REFUSAL, RETRACTION
+from emailrl.rewards.matching.language import (
+    ALTERNATIVE,
+    COPIED,
+    DENIAL,
+    DOUBT,
+    EXCLUDES,
+    GIVES_UP,
+    HEDGE,
+    REFUSAL,
+    RETRACTION,
+)
 from emailrl.rewards.matching.question import Case, is_whole
-from emailrl.rewards.matching.rivals import JOINT, OR, bare_rivals, is_padded, lists, rival_clause, rival_facts, rival_items
+from emailrl.rewards.matching.rivals import (
+    JOINT,
+    OR,
+    bare_rivals,
+    is_padded,
+    lists,
+    rival_clause,
+    rival_facts,
+    rival_items,
+)
 
 _BY_WHO = re.compile(
     r"^who\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*(?!(?:did|does|do)\b)(?P<verb>\w+)", re.IGNORECASE
@@ -116,6 +135,17 @@ def mixed_up(case: Case) -> bool:
     return False
 
 
+def others_own(case: Case) -> bool:
+    """Whether the expected name occurs only as the possessor of somebody else, as in "Ada Moss's deputy"."""
+    if not (case.asked.person and case.expected.names):
+        return False
+    own = {token for name in case.expected.names for token in name.tokens}
+    text = case.given.masked
+    held = [name for name in find_names(case.given) if own & {*name.tokens}]
+    owned = [re.match(r"\W*'s?\s+(\w+)", text[name.end - 2 :]) for name in held]
+    return bool(owned) and all(found and not has_word(stem(found[1]), case.expected.known) for found in owned)
+
+
 def has(units: Sequence[Unit], wanted: Unit) -> bool:
     """Whether one of the units says the same as ``wanted``."""
     return any(
@@ -148,7 +178,11 @@ def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
     return marker.search(text) is not None and not marker.search(case.texts)
 
 
-_SUPPOSED = re.compile(r"(?:(?m:^)|[.!?]\s)\s*(?:perhaps|maybe|possibly|potentially)\b|\b(?:i|we)(?:'m| am| are)?\s(?:not sure|guess|unsure)\b", re.I)
+_SUPPOSED = re.compile(
+    r"(?:(?m:^)|[.!?]\s)\s*(?:perhaps|maybe|possibly|potentially)\b"
+    r"|\b(?:i|we)(?:'m| am| are)?\s(?:not sure|guess|unsure)\b",
+    re.IGNORECASE,
+)
 
 
 def hedges(case: Case) -> bool:
@@ -159,9 +193,9 @@ def hedges(case: Case) -> bool:
     for part in case.clauses:
         end = part.start + len(part.text)
         is_label = text[end:].lstrip().startswith(":")
-        if (is_label or case.holds(*part.units)) and is_new(case, HEDGE, text[part.start : end]):
-            if not case.echoes(case.sentences[part.sentence]):
-                return True
+        supposed = is_new(case, HEDGE, text[part.start : end]) and not case.echoes(case.sentences[part.sentence])
+        if supposed and (is_label or case.holds(*part.units)):
+            return True
     if any(case.holds(*part.units) for part in case.clauses) and is_new(case, _SUPPOSED, text):
         return True
     shares = [fact.value for fact in case.given.facts if isinstance(fact, Quantity) and fact.base == "percent"]
@@ -205,7 +239,8 @@ def denied(case: Case) -> bool:
         return True
     if statuses == {True} and not case.asked.polar and not OR.search(case.asked.reading.text):
         for part in case.clauses:
-            if part.asserted is False and DENIAL.search(part.text) and part.units and all(unit.stem in case.asked.stems for unit in part.units):
+            is_denied = part.asserted is False and DENIAL.search(part.text) and part.units
+            if is_denied and all(unit.stem in case.asked.stems for unit in part.units):
                 return True
     return bool(({*case.expected.words} - case.expected.denied) & denies - asserts)
 
@@ -245,7 +280,7 @@ def says_too_much(case: Case) -> bool:
     held = next((one for one in units if case.holds(*one)), [])
     late = held is not units[0]
     if case.is_short and sum(unit.stem in case.asked.stems - {*case.expected.full.stems} for unit in held) >= 2:
-        most_strange, longest, total = 2, 28, 60
+        most_strange, longest, total = 3, 28, 60
     else:
         most_strange = 2
         longest, total = 12 if case.is_mixed else 6, 8 if late else 30
@@ -264,6 +299,6 @@ def stands_against(case: Case) -> bool:
     """Whether any veto applies to an answer that covers the reference."""
     vetoes = (
         *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals, is_padded),
-        *(opposed, turned_round, mixed_up, replaced, says_too_much),
+        *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
     )
     return any(veto(case) for veto in vetoes)
