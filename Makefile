@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # pip is quiet on success; on failure, the end of its log is shown.
 TELL := >>$(LOG) 2>&1 || { status=$$?; tail -n 25 $(LOG) >&2; echo "make: pip failed; its full output is in $(LOG)" >&2; exit $$status; }
 
-.PHONY: help install quickstart test test-vllm test-gpu lint format docs
+.PHONY: help install quickstart test test-vllm test-gpu test-clients lint format docs
 
 help:
 	@echo "make install      install emailrl and its test dependencies into $(VENV)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test         run the tests, in one process per core"
 	@echo "make test-vllm    run the tests against a real vLLM, if installed (minutes)"
 	@echo "make test-gpu     run the tests that need a CUDA GPU (minutes)"
+	@echo "make test-clients run the tests with clients and trainers of others, which it installs (minutes)"
 	@echo "make lint         run ruff and mypy"
 	@echo "make format       fix and format with ruff"
 	@echo "make docs         generate the reference pages and build the documentation site into site/"
@@ -49,6 +50,10 @@ test-vllm: $(INSTALLED)
 
 test-gpu: $(INSTALLED)
 	@$(BIN)/python -m pytest tests/gpu -m gpu -rsP
+
+test-clients: $(INSTALLED)
+	@$(PIP) trl==1.16.0 gradio==6.31.0 gradio-client $(TELL)
+	@$(BIN)/python -m pytest tests/integrations -m "slow or not slow" -rs
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "emailrl"
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"page", "plan", "openrlhf"},
+    {"integrations", "page", "plan", "openrlhf"},
     {"sft"},
     {"training"},
     {"runs"},

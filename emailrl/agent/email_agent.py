@@ -7,17 +7,18 @@ print(agent.answer("When does the lease end?", inbox="ann@example.com"))
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.base.http import Bill
-from emailrl.records.trajectory import Scenario, StopReason, Trajectory
+from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
 from emailrl.settings import PlayingSettings, load_settings
 
 if TYPE_CHECKING:
@@ -69,16 +70,19 @@ class EmailAgent:
         from emailrl.engines.renderer import ChatRenderer
 
         settings = config if isinstance(config, PlayingSettings) else load_settings(config)
-        schemas = tool_schemas(settings.agent)
         self._renderer: ChatRenderer | None = None
         if settings.is_chat:
             if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
                 raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
             self.settings = settings.with_model(model)
-            self._engine: Engine = OpenAIEngine(self.settings, schemas, Bill(settings.rewards.max_cost, GO_ON))
+            self._engine: Engine = OpenAIEngine(
+                self.settings, tool_schemas(settings.agent), Bill(settings.rewards.max_cost, GO_ON)
+            )
             return
         self.settings, policy, self._engine = _opened(model, tokenizer, settings)
-        self._renderer = ChatRenderer(policy.tokenizer, schemas, self.settings.model.tool_dialect)
+        self._renderer = ChatRenderer(
+            policy.tokenizer, tool_schemas(self.settings.agent), self.settings.model.tool_dialect
+        )
 
     def answer(
         self,
@@ -86,13 +90,16 @@ class EmailAgent:
         inbox: str,
         *,
         query_date: str | None = None,
+        earlier: Sequence[tuple[str, str]] = (),
         seed: int = 0,
         report: Callable[[StepResult], None] = lambda result: None,
     ) -> Answer:
         """Search ``inbox`` for the answer to ``question``. ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's current
         date, and hides email of that day and later; without it the agent sees all email, and its date is today, or that
-        of the newest email if the database ends before. ``report`` is called after each step. Raises UsageError for an
-        inbox that no email in the database names, EmailRLError for a missing database or a failed rollout."""
+        of the newest email if the database ends before. ``earlier`` questions of the conversation and their answers
+        stand before the question, although policies learn single questions. ``report`` is called after each step.
+        Raises UsageError for an inbox that no email in the database names, EmailRLError for a missing database or a
+        failed rollout."""
         from emailrl.agent.play import run
         from emailrl.agent.task import mail_agent
         from emailrl.engines import SamplingParams
@@ -109,7 +116,8 @@ class EmailAgent:
             if not mailbox.known:
                 with opened(db) as connection:
                     raise unknown_inbox(MailReader(connection), inbox)
-            environment = mail_agent(agent, scenario, mailbox, report)
+            pairs = [(Message("user", asked), Message("assistant", answer)) for asked, answer in earlier]
+            environment = mail_agent(agent, scenario, mailbox, report, list(chain.from_iterable(pairs)))
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")
@@ -130,14 +138,15 @@ def _opened(
     from emailrl.checkpoints import CONFIG
     from emailrl.engines import build_engine, open_policy
     from emailrl.model.policy import Policy
-    from emailrl.model.resolve import find_adapter, with_token_limit
+    from emailrl.model.resolve import find_adapter, with_own_settings, with_token_limit
     from emailrl.model.template import with_arguments
 
     if isinstance(model, str | Path):
         if not (Path(model) / CONFIG).is_file():
-            return open_policy(settings.with_model(str(model)))
+            return open_policy(with_own_settings(settings.with_model(str(model)), Path(model))[0])
         found = find_adapter(Path(model), Path())
-        return open_policy(settings.with_model(found.base_model), found.path)
+        settings, _ = with_own_settings(settings.with_model(found.base_model), found.path)
+        return open_policy(settings, found.path)
     if tokenizer is None:
         raise UsageError("EmailAgent needs the model's tokenizer.", "Pass one, or give the model by name.")
     from peft import PeftModel

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Protocol
 from emailrl.agent.task import MAIL, StepResult, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
-from emailrl.engines.thoughts import prefix_note, thought_of
+from emailrl.engines.renderer import ChatRenderer, Rendered
+from emailrl.engines.thoughts import template_notes, thought_of
 from emailrl.ranks import Activity
 from emailrl.records.trajectory import Message, Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.settings import AgentSettings, ModelSettings
 
 if TYPE_CHECKING:
-    from emailrl.engines.renderer import ChatRenderer
+    from transformers import PreTrainedTokenizerBase
+
     from emailrl.mail import Mailbox
     from emailrl.model.policy import Policy
     from emailrl.settings import PlayingSettings
@@ -120,7 +122,7 @@ class _Rollout:
     progress: Progress
     stale_allowed: bool
     stale_turns: int = 0
-    text: str = ""
+    prompt: Rendered = field(default_factory=partial(Rendered, [], ""))
     part: Completion | None = None  # what is sampled of a turn that may go on
 
     def advance(self, completion: Completion | None) -> Request | None:
@@ -148,7 +150,7 @@ class _Rollout:
         most, bound = self.sampling.max_tokens, self.sampling.max_thinking_tokens
         if bound is None or self.renderer is None:
             return most - len(ids)
-        thought, is_open = thought_of(self.renderer, self.text, ids)
+        thought, is_open = thought_of(self.renderer, self.prompt.text, ids)
         return min(bound - thought, most) if is_open else most - (len(ids) - thought)
 
     def _go_on(self, completion: Completion) -> Request | None:
@@ -193,7 +195,7 @@ class _Rollout:
         if self.renderer is not None:
             trajectory.samples[-1].append_sampled(completion.token_ids, completion.logprobs)
             message = self.renderer.parse(completion.token_ids)
-            turn.thinking_tokens, _ = thought_of(self.renderer, self.text, completion.token_ids)
+            turn.thinking_tokens, _ = thought_of(self.renderer, self.prompt.text, completion.token_ids)
         elif completion.message is not None:
             message, turn.thinking_tokens = completion.message, completion.thinking_tokens
         else:
@@ -215,13 +217,12 @@ class _Rollout:
         """The ids of the next prompt. Those that were not sampled are added to the sample, or begin a new one."""
         trajectory = self.trajectory
         if completion is None:
-            rendered = renderer.start(trajectory.messages)
+            self.prompt = renderer.start(trajectory.messages)
         else:
-            rendered = renderer.extend(self.text + renderer.text_of(completion.token_ids), trajectory.messages)
-        self.text = rendered.text
-        if completion is None or not rendered.extends:
+            self.prompt = renderer.extend(self.prompt, completion.token_ids, trajectory.messages)
+        if not trajectory.samples or not self.prompt.extends:
             trajectory.samples.append(TokenSample())
-        trajectory.samples[-1].append_prompt(rendered.ids)
+        trajectory.samples[-1].append_prompt(self.prompt.ids)
         return list(trajectory.samples[-1].token_ids)
 
     def _finish(self) -> None:
@@ -313,9 +314,9 @@ class Stage:
     renderer: ChatRenderer | None  # None for chat engines
     stale_allowed: bool = False  # Turns of a trajectory may be sampled by several policy versions (STALE_SPANS=correct)
 
-    def prefix_note(self, model: ModelSettings) -> str | None:
-        """As ``engines.thoughts.prefix_note``; None without a template."""
-        return None if self.renderer is None else prefix_note(self.renderer, model, self.agent.max_turns)
+    def notes(self, model: ModelSettings, max_turns: int) -> list[str]:
+        """As ``engines.thoughts.template_notes``; none without a template."""
+        return [] if self.renderer is None else template_notes(self.renderer, model, max_turns)
 
     def on(self, engine: Engine, activity: Activity | None = None) -> Play:
         """Play all conversations at once with this engine, noting progress in ``activity``; trajectories are filled
@@ -357,13 +358,17 @@ def build_stage(
 ) -> Stage:
     """A stage that renders with the policy's own tokenizer and template. ``make_environment`` overrides the settings'
     environment, with the mail tools. UsageError if it cannot be loaded."""
-    from emailrl.engines.renderer import ChatRenderer
 
     agent = settings.agent
     task = load_task(MAIL if make_environment else agent.environment, settings)
     make = partial(make_environment, agent) if make_environment else task.make
     renderer = ChatRenderer(policy.tokenizer, task.tools, settings.model.tool_dialect)
     return Stage(agent, settings.store.db, make, renderer, settings.vllm.stale_spans == "correct")
+
+
+def check_template(settings: PlayingSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise as ``ChatRenderer`` for a tokenizer whose template does not serve the settings' environment."""
+    ChatRenderer(tokenizer, load_task(settings.agent.environment, settings).tools, settings.model.tool_dialect)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -106,15 +106,16 @@ class MailEnvironment:
         short_ids: bool = False,
         counts: bool = False,
         mailbox_in_question: bool = False,
+        earlier: Sequence[Message] = (),
     ) -> None:
-        self.scenario, self.mailbox, self.max_turns = scenario, mailbox, max_turns
+        self.scenario, self.mailbox, self.max_turns, self.earlier = scenario, mailbox, max_turns, earlier
         self.question_template, self.report = question_template, report
         self.short_ids, self.counts, self.mailbox_in_question = short_ids, counts, mailbox_in_question
         self._shown: dict[str, str] = {}  # message ids by the short ones of this conversation
         self.rubric = Rubric()
         self.final_answer: str | None = None
         self.final_sources: list[str] = []
-        self._sources = frozenset(scenario.message_ids)
+        self._sources = frozenset(scenario.evidence)
         self._state = "new"
 
     def start(self) -> list[Message]:
@@ -122,7 +123,7 @@ class MailEnvironment:
             raise RuntimeError("a MailEnvironment plays one trajectory: make another")
         self._state = "running"
         system, user = prompts(self.scenario, self.max_turns, self.question_template, self.mailbox_in_question)
-        return [Message("system", system), Message("user", user)]
+        return [Message("system", system), *self.earlier, Message("user", user)]
 
     def message_id(self, shown: str) -> str:
         """The message id of an email as the conversation names it."""
@@ -206,9 +207,10 @@ class MailEnvironment:
 
 
 def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
-    """Whether the cited emails hold the answer: any source email among them, or all if all are needed."""
-    wanted = set(scenario.message_ids)
-    return wanted.issubset(sources) if scenario.needs_all else not wanted.isdisjoint(sources)
+    """Whether the cited emails hold the answer: a source email or twin is among them, or all sources if needed."""
+    if scenario.needs_all:
+        return set(scenario.message_ids).issubset(sources)
+    return not set(scenario.evidence).isdisjoint(sources)
 
 
 def prompts(
@@ -304,8 +306,10 @@ def mail_agent(
     scenario: Scenario,
     mailbox: Mailbox,
     report: Callable[[StepResult], None] = lambda result: None,
+    earlier: Sequence[Message] = (),
 ) -> MailEnvironment:
-    """The mailbox with its tools; ``report`` is called with the result of each step."""
+    """The mailbox with its tools; ``report`` is called with the result of each step. ``earlier`` turns of the user's
+    conversation stand before the question."""
     return MailEnvironment(
         scenario,
         mailbox,
@@ -315,6 +319,7 @@ def mail_agent(
         short_ids=agent.short_message_ids,
         counts=agent.count_matches,
         mailbox_in_question=agent.mailbox_in_question,
+        earlier=earlier,
     )
 
 

@@ -36,6 +36,8 @@ COMMANDS: Final = {
     "view": "Serve the page of a run on this machine, live.",
     "export": "Export a checkpoint as an adapter or merged weights.",
     "ask": "Ask a mailbox a question, and see the source emails.",
+    "mcp": "Serve a mailbox to MCP clients: search, read, ask.",
+    "serve-agent": "Serve the agent to chat clients (OpenAI's API).",
     "checkpoints": "List, show and prune the checkpoints of training runs.",
     "doctor": "Show what is installed, what is missing, how to fix it.",
     "plan": "Estimate the memory, tokens, time and cost of a run.",

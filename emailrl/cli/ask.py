@@ -13,6 +13,7 @@ Examples:
 \b
   emailrl ask "When does the lease end?" --db data/mail.db
   emailrl ask "Who sent the March invoice?" --inbox ann@example.com
+  emailrl ask --continue "And the one for April?" --inbox ann@example.com
   emailrl ask --db data/mail.db
   emailrl ask "Where is lunch?" --engine openai --model openai/gpt-4.1
 """
@@ -23,9 +24,10 @@ import json as jsonlib
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -36,17 +38,20 @@ from typer import Argument, Option
 
 from emailrl.agent import StepResult
 from emailrl.agent.email_agent import Answer, EmailAgent
+from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import CostReached
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.base.process import INTERRUPTED
 from emailrl.cli.inputs import note_adapters, note_runs_without_best
-from emailrl.cli.options import Checkpoint, Json, Overrides, Trust, inboxes, setting_options
+from emailrl.cli.options import Checkpoint, Inbox, Json, Overrides, Trust, setting_options
 from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading, warn
 from emailrl.records.trajectory import StopReason
 from emailrl.settings import Settings, load_settings
 
 PROMPT: Final = "ask> "
+CONVERSATION: Final = "ask.json"  # beside OUTPUT_DIR
+MAX_TURNS: Final = 20  # of a conversation that are kept
 I_DONT_KNOW: Final = "I don't know."
 NUM_HITS: Final = 3  # search hits shown per search
 NUM_LINES: Final = 5  # quoted lines per source email
@@ -68,10 +73,7 @@ def ask(
         list[str] | None,
         Argument(metavar="question", help="The question, quoted or not. Default: read questions from stdin."),
     ] = None,
-    inbox: Annotated[
-        str | None,
-        Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
-    ] = None,
+    inbox: Inbox = None,
     date: Annotated[
         datetime | None,
         Option(
@@ -82,6 +84,9 @@ def ask(
             "newest email, whichever is earlier.",
         ),
     ] = None,
+    continues: Annotated[
+        bool, Option("--continue", help="Go on with the last conversation: its questions and answers are remembered.")
+    ] = False,
     checkpoint: Checkpoint = None,
     overrides: Overrides,
     trust: Trust = False,
@@ -95,19 +100,17 @@ def ask(
         raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
     question = None if words is None else _checked(" ".join(words))
     inbox = find_inbox(settings.store.db, inbox)
-    model, base, name = _policy(settings, checkpoint, overrides["model_name"])
-    say(f"Mailbox: {inbox}; model: {name}")
-    note_adapters([model] if isinstance(model, Path) else [], settings, asks=True)
+    opened = open_agent(settings, inbox, checkpoint, overrides["model_name"])
     day = None if date is None else date.date().isoformat()
     if day is not None and (first := first_day(settings.store.db, inbox)) is not None and day <= first:
         say(f"Note: the mailbox begins on {first}; with --date {day} the agent sees no email.")
-    if not settings.is_chat:
-        say_loading(settings, base)
-    with closing(EmailAgent(model, config=settings)) as agent:
+    place = settings.output.output_dir.parent / CONVERSATION
+    conversation = _Conversation(place, inbox, continues)
+    with closing(opened()) as agent:
         if question is None:
-            _converse(agent, inbox, day)
+            _converse(agent, conversation, day)
             return
-        answer = _ask(agent, inbox, day, question, None if json else result_console())
+        answer = _ask(agent, conversation, day, question, None if json else result_console())
     if json:
         scenario = answer.trajectory.scenario
         facts = {"stop_reason": answer.stop_reason, "inbox": scenario.inbox_address, "date": scenario.query_date}
@@ -115,7 +118,34 @@ def ask(
         print_json({"answer": answer.answer, "sources": answer.sources} | spent | facts)
 
 
-def _ask(agent: EmailAgent, inbox: str, date: str | None, question: str, results: Console | None) -> Answer:
+class _Conversation:
+    """Questions and answers about one mailbox, kept in a file that only this user can read. Without ``continues`` each
+    question stands alone. UsageError if there is no conversation to go on with."""
+
+    def __init__(self, place: Path, inbox: str, continues: bool) -> None:
+        self._place, self.inbox, self._continues = place, inbox, continues
+        self.earlier: list[tuple[str, str]] = []
+        check_own(place, "OUTPUT_DIR")
+        if not continues:
+            return
+        try:
+            kept = jsonlib.loads(place.read_bytes())
+            self.earlier = [(str(question), str(answer)) for question, answer in kept["turns"]]
+        except (OSError, ValueError, TypeError, KeyError):
+            raise UsageError(f"{place} holds no conversation to go on with.", "Ask without --continue first.") from None
+        if kept.get("inbox") != inbox:
+            raise UsageError("The last conversation was about another mailbox.", "Ask without --continue first.")
+
+    def add(self, question: str, answer: str) -> None:
+        turns = [*self.earlier, (question, answer)][-MAX_TURNS:]
+        self.earlier = turns if self._continues else []
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(self._place, jsonlib.dumps({"inbox": self.inbox, "turns": turns}).encode(), mode=0o600)
+
+
+def _ask(
+    agent: EmailAgent, conversation: _Conversation, date: str | None, question: str, results: Console | None
+) -> Answer:
     """Answer one question: the answer goes to ``results``, if any, and each step to stderr as it ends."""
     console = progress_console()
 
@@ -124,7 +154,8 @@ def _ask(agent: EmailAgent, inbox: str, date: str | None, question: str, results
             console.print(line, no_wrap=True, overflow="ellipsis")
 
     with console.status("thinking") if console.is_terminal else nullcontext():
-        answer = agent.answer(question, inbox, query_date=date, report=show)
+        answer = agent.answer(question, conversation.inbox, query_date=date, earlier=conversation.earlier, report=show)
+    conversation.add(question, answer.answer or I_DONT_KNOW)
     if answer.answer is None and (reason := answer.stop_reason) is not None:
         warn(_WHY.get(reason, f"No answer ({reason}).").format(turns=agent.settings.agent.max_turns))
     if results is not None:
@@ -132,7 +163,7 @@ def _ask(agent: EmailAgent, inbox: str, date: str | None, question: str, results
     return answer
 
 
-def _converse(agent: EmailAgent, inbox: str, date: str | None) -> None:
+def _converse(agent: EmailAgent, conversation: _Conversation, date: str | None) -> None:
     """Answer questions until there are no more; an error or Ctrl-C ends only the current question."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
     results = result_console()
@@ -141,7 +172,7 @@ def _converse(agent: EmailAgent, inbox: str, date: str | None) -> None:
             if not sys.stdin.isatty():  # on a terminal it stands where it was typed
                 results.print("\n" * (number > 0), end="")
                 say(f"Question: {question}", results)
-            _ask(agent, inbox, date, _checked(question), results)
+            _ask(agent, conversation, date, _checked(question), results)
         except KeyboardInterrupt:
             say("interrupted")
         except CostReached:
@@ -182,7 +213,7 @@ def _checked(question: str) -> str:
     return question
 
 
-def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str, str]:
+def choose_policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str, str]:
     """The model that answers, or its adapter's folder; the base model's name; and a display name."""
     from emailrl.checkpoints import checkpoint_of, find_runs
     from emailrl.model.resolve import INSTALL, NANO, SMOL, find_adapter, is_at_hand
@@ -211,6 +242,21 @@ def _policy(settings: Settings, checkpoint: str | None, model: str | None) -> tu
     if not is_demo and is_at_hand(SMOL, settings.model.smol_base):
         return SMOL, SMOL, f"{_SMOL_SHOWN}{passed_over or '; no run has a best checkpoint'}"
     return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
+
+
+def open_agent(settings: Settings, inbox: str, checkpoint: str | None, model: str | None) -> Callable[[], EmailAgent]:
+    """The agent with the policy that ``ask`` would choose, which is loaded by the first call; the choice is printed."""
+
+    @cache
+    def opened() -> EmailAgent:
+        chosen, base, name = choose_policy(settings, checkpoint, model)
+        say(f"Mailbox: {inbox}; model: {name}")
+        note_adapters([chosen] if isinstance(chosen, Path) else [], settings, asks=True)
+        if not settings.is_chat:
+            say_loading(settings, base)
+        return EmailAgent(chosen, config=settings)
+
+    return opened
 
 
 def render_answer(answer: Answer) -> RenderableType:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from emailrl.base.errors import UsageError
+from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.http import is_this_machine
 from emailrl.base.plain import cut
 from emailrl.cli.output import print_next, say, warn
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
     from emailrl.measure.benchmark import Subject
     from emailrl.settings import PlayingSettings, Settings
 
@@ -67,10 +72,11 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
 
 
 def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
-    """Print a note on each checkpoint that is untrained, or trained in another environment, on another reward or with
-    other template arguments; ``asks``: they answer in the mail environment, without a reward."""
+    """Print a note on each checkpoint that is untrained, trained in another environment or on another reward, or played
+    with other settings than given (``PLAYED_WITH``); ``asks``: they answer in the mail environment, unrewarded."""
     from emailrl.checkpoints import METADATA, SFT, read_checkpoint
-    from emailrl.model.resolve import untrained_note
+    from emailrl.model.resolve import untrained_note, with_own_settings
+    from emailrl.settings.tree import PLAYED_WITH
 
     now = settings.public()
     for path in paths:
@@ -81,12 +87,14 @@ def note_adapters(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
         metadata = read_checkpoint(path).metadata
         then: dict[str, str] = {}
         for option, (section, name) in TASK.items():
-            if option == "--reward" and (asks or metadata.mode == SFT):
+            if name in PLAYED_WITH or (option == "--reward" and (asks or metadata.mode == SFT)):
                 continue
             new = "mail" if asks and name == "environment" else str(now[section][name])
             old = cut(str(metadata.settings.get(section, {}).get(name, new)), LONGEST_NAME)
             if old != new:
                 then[f"{option} {shlex.quote(old)}"] = f"{option} {shlex.quote(new)}"
+        if others := with_own_settings(settings, path)[1]:
+            say(f"Note: {path} is played with its own {'; '.join(others)}.")
         if then:
             here = " ".join(then.values())
             here = here.replace("--environment mail", "the mail environment") if asks else here
@@ -112,6 +120,29 @@ def with_inputs(settings: Settings) -> Settings:
     if chosen is not None:
         say(chosen)
     return settings.model_copy(update={"data": data})
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Turn a missing package of an optional extra into an error that says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise EmailRLError(
+            f"{error.name} is not installed.", f"Run in the clone: pip install -e '.[{name}]'."
+        ) from None
+
+
+def server_token(host: str, wanted: SecretStr | None) -> str | None:
+    """The bearer token for a server on ``host``: that of the settings, else one that is made and printed if other
+    machines can reach the server, else none."""
+    if wanted is not None:
+        return wanted.get_secret_value()
+    if is_this_machine(host):
+        return None
+    token = secrets.token_urlsafe(24)
+    say(f"Clients must send this token as their API key: {token}")
+    return token
 
 
 def suggest_benchmark(settings: PlayingSettings, questions: Path) -> None:

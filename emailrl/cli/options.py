@@ -156,6 +156,12 @@ Preset = Annotated[
 Checkpoint = Annotated[
     str | None, Option("--checkpoint", help="best, latest, or the folder of a checkpoint.", autocompletion=checkpoints)
 ]
+Inbox = Annotated[
+    str | None,
+    Option("--inbox", help="Mailbox address. Default: the database's only mailbox.", autocompletion=inboxes),
+]
+Host = Annotated[str, Option("--host", metavar="<address>", help="Address to listen on.")]
+Port = Annotated[int, Option("--port", min=1, max=65535, help="Port to listen on.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace existing output.")]
 Resume = Annotated[bool, Option("--resume", help="Do the rest of an interrupted run; repeat its options.")]
 Trust = Annotated[bool, Option("--trust", help="Trust the folder's settings from now on (docs/reference/security.md).")]

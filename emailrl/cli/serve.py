@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 from emailrl.base.disk import check_own
 from emailrl.base.plain import counted
-from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
+from emailrl.cli.options import Host, Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, say
 from emailrl.settings import load_settings
 
@@ -40,7 +40,7 @@ def serve(
     gpus: Annotated[
         str | None, Option(metavar="<ids>", help="Comma-separated GPUs. Default: CUDA_VISIBLE_DEVICES, else all.")
     ] = None,
-    host: Annotated[str, Option(metavar="<address>", help="Address to listen on.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
     log_dir: Annotated[
         Path | None, path_option("--log-dir", help="Folder for the logs. Default: servers/ next to OUTPUT_DIR.")

@@ -86,7 +86,7 @@ def render_trajectory(
         "Question": scenario.question,
         "Inbox": f"{scenario.inbox_address}, as of {scenario.query_date}",
         "Gold answer": scenario.answer,
-        "Gold emails": _ids(scenario.message_ids),
+        "Gold emails": _ids(scenario.evidence),
     }
     header = Panel(_pairs({"From": title} | rows if title else rows), box=box.ROUNDED)
     parts: list[RenderableType] = [header, *_turns(trajectory, verbose), _outcome(trajectory, note)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from emailrl.base.errors import UsageError
 from emailrl.engines.base import Advance, Completion, Engine, PolicyEngine, Request, SamplingParams
@@ -75,13 +76,16 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
     return SingleEngine(model, stops, **limits)
 
 
-def open_policy(settings: P, adapter: Path | None = None) -> tuple[P, Policy, PolicyEngine]:
+def open_policy(
+    settings: P, adapter: Path | None = None, check: Callable[[Any], None] | None = None
+) -> tuple[P, Policy, PolicyEngine]:
     """Load the base model that the settings name, and an engine for it with ``adapter``; the settings come back within
-    the model's own limits, and the caller closes the engine. Raises as `load_policy` and `build_engine`."""
+    the model's own limits, and the caller closes the engine. Raises as `load_policy`, which takes ``check``, and
+    `build_engine`."""
     from emailrl.model.policy import load_policy
     from emailrl.model.resolve import with_token_limit
 
-    policy = load_policy(settings)
+    policy = load_policy(settings, check=check)
     settings = settings.model_copy(update={"agent": with_token_limit(settings.agent, policy.model)})
     engine = build_engine(settings, policy)
     if adapter is not None:

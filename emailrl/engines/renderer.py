@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REMEMBERED = 256
-"""Size of the tokenization cache: a group's rollouts share their prompt, and often their first tool results."""
+"""Size of the caches of texts: a group's rollouts share their prompt, and often their first tool results."""
 _PROBE = "emailrl-probe"
 _ASKED = ({"role": "user", "content": "?"},)
 _ENDS = ("<|call|>", "<|eom_id|>", "<|tool_response>", "<start_function_response>")
@@ -36,6 +36,7 @@ class Rendered:
     ids: list[int]
     text: str
     extends: bool = True  # False: the text does not extend the previous one, and ``ids`` cover the whole new prompt
+    outline: str = ""  # the text with placeholders for assistant turns
 
 
 class ChatRenderer:
@@ -69,6 +70,7 @@ class ChatRenderer:
         self._normalizer = backend.normalizer if backend is not None else None
         # No length warning: the runner checks whether a prompt fits the context window.
         self._ids_of = lru_cache(REMEMBERED)(partial(tokenizer.encode, add_special_tokens=False, verbose=False))
+        self._harmless = lru_cache(REMEMBERED)(self.harmless)
         self._ends = sorted((self.text_of([end]) for end in self.stop_ids), key=len, reverse=True)
         self._calls_apart, self.end_of_call = self._tried()
         opens, _ = self._spoken.thought
@@ -79,28 +81,30 @@ class ChatRenderer:
     def start(self, messages: Sequence[Message]) -> Rendered:
         """Render the first prompt of a conversation, ending with the generation prompt."""
         text = self.render(messages)
-        return Rendered(self.tokenize(text), text)
+        is_new = all(message.role != "assistant" for message in messages)
+        return Rendered(self.tokenize(text), text, outline=text if is_new else self._outline(messages))
 
-    def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
-        """Render the next prompt, given the text of the last prompt plus its completion. ``messages`` are the whole
-        conversation. The suffix is tokenized alone, so no id already sampled can change."""
-        following = self._after_turn(text_so_far, messages)
+    def extend(self, prompt: Rendered, completion_ids: Sequence[int], messages: Sequence[Message]) -> Rendered:
+        """Render the prompt that follows ``prompt`` and its completion. ``messages`` are the whole conversation: those
+        of ``prompt``, the completion's, and others. The suffix is tokenized alone, so no id already sampled can
+        change."""
+        said, outline = self.text_of(completion_ids), self._outline(messages)
+        following = self._after_turn(prompt.outline, said, outline, messages)
         if following is not None:
-            return Rendered(self.tokenize(following), text_so_far + following)
+            return Rendered(self.tokenize(following), prompt.text + said + following, outline=outline)
         text = self.render(messages)
-        return Rendered(self.tokenize(text), text, extends=False)
+        return Rendered(self.tokenize(text), text, extends=False, outline=outline)
 
-    def _after_turn(self, text_so_far: str, messages: Sequence[Message]) -> str | None:
+    def _after_turn(self, before: str, said: str, whole: str, messages: Sequence[Message]) -> str | None:
         """What the template puts after the last assistant turn, beyond a stop token that was sampled; None if it
-        changes what comes before, or ends the turn otherwise."""
+        changes what comes ``before``, or ends the turn otherwise."""
         last = max(place for place, message in enumerate(messages) if message.role == "assistant")
-        before, whole = (self._text(self._told(part, marked=True), True) for part in (messages[:last], messages))
         place = whole.find(_mark("said", last), len(before))  # the first: mail may hold the placeholder too
         ends = [found for end in self._ends if (found := whole.find(end, place)) >= 0]
         if place < 0 or not ends or not whole.startswith(before):
             return None
         end, thinks = min(ends), self._has_thought(messages[last])
-        sampled = next((word for word in self._ends if text_so_far.endswith(word)), "")
+        sampled = next((word for word in self._ends if said.endswith(word)), "")
         kept = not thinks or _mark("thought", last) in whole[len(before) : end]
         return whole[end + len(sampled) :] if kept and whole.startswith(sampled, end) else None
 
@@ -140,6 +144,9 @@ class ChatRenderer:
         """The template's text for a conversation, with control strings in untrusted content neutralized."""
         return self._text(self._told(messages, marked=False), add_generation_prompt)
 
+    def _outline(self, messages: Sequence[Message]) -> str:
+        return self._text(self._told(messages, marked=True), True)
+
     def _text(self, told: Sequence[dict[str, Any]], ask: bool) -> str:
         return apply_template(self.tokenizer, told, self.tools or None, add_generation_prompt=ask)
 
@@ -149,7 +156,7 @@ class ChatRenderer:
         for place, message in enumerate(messages):
             # The system prompt names an inbox, and addresses come from mail; the model's own text stays as it is.
             own = message.role == "assistant"
-            said = {"role": message.role, "content": message.content if own else self.harmless(message.content)}
+            said = {"role": message.role, "content": message.content if own else self._harmless(message.content)}
             if message.name is not None:
                 said["name"] = message.name
             if message.role == "tool" and answered is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import cut
-from emailrl.engines.dialects import DIALECTS
+from emailrl.engines.dialects import DIALECTS, choose
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.model.template import with_arguments
 from emailrl.records.trajectory import Message, ToolCall
@@ -61,6 +61,21 @@ def prefix_note(renderer: ChatRenderer, model: ModelSettings, max_turns: int) ->
     return f"the chat template changes earlier turns{when}: {cost}; to avoid it, set {remedy}"
 
 
+def template_notes(renderer: ChatRenderer, model: ModelSettings, max_turns: int = 1) -> list[str]:
+    """What to know of the template before rollouts of up to ``max_turns``: the prefix's note, a TOOL_DIALECT that it
+    does not ask for, and the names in CHAT_TEMPLATE_KWARGS that do not stand in it."""
+    found, own, template = prefix_note(renderer, model, max_turns), renderer.dialect, renderer.tokenizer.chat_template
+    notes = [] if found is None else [found]
+    with suppress(UsageError):  # it asks for none that is known
+        if renderer.tools and (asked := choose(renderer.tokenizer, renderer.tools)) != own:
+            notes.append(f"TOOL_DIALECT={own}, but the chat template asks for calls as {asked}, which are not read")
+    # The first line sets the arguments themselves.
+    text = str(template).partition("\n")[2] if isinstance(template, str) else "\n".join(template.values())
+    if unread := [name for name in model.template_arguments if not re.search(rf"\b{re.escape(name)}\b", text)]:
+        notes.append(f"CHAT_TEMPLATE_KWARGS: the chat template does not read {', '.join(unread)}")
+    return notes
+
+
 def keeps_prefix(renderer: ChatRenderer, thought: str) -> bool:
     """Whether every prompt extends the one before and its reply, in a conversation of two tool calls, each after
     ``thought``, as the template itself writes them. Raises EmailRLError if the template cannot render it."""
@@ -71,7 +86,7 @@ def keeps_prefix(renderer: ChatRenderer, thought: str) -> bool:
         ends = [place for place, token in enumerate(ids, 1) if token in renderer.stop_ids]
         ids = ids[: ends[0]] if ends else ids  # some templates write no end of a turn: the next role ends it
         messages += [renderer.parse(ids), Message("tool", "[]", tool_call_id="call", name="search_emails")]
-        prompt = renderer.extend(prompt.text + renderer.text_of(ids), messages)
+        prompt = renderer.extend(prompt, ids, messages)
         if not prompt.extends:
             return False
     return True

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from emailrl.base.disk import not_a_file
 from emailrl.base.errors import EmailRLError, UsageError
 
 PARTY = "\ue000"  # the first character of every party word
@@ -171,6 +172,8 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
     if not db.is_file():
         raise no_database(db)
     check_header(db)
+    if what := not_a_file(journal := db.with_name(f"{db.name}-journal")):  # SQLite would wait for a pipe's writer
+        raise UsageError(f"{journal} is {what}.", "Remove it.")
     with reading(db):
         pragmas = ("query_only = ON", f"mmap_size = {_MAPPED_BYTES if mapped else 0}")
         connection = _engine(db.absolute(), "mode=ro", pragmas).connect()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from emailrl.agent.attack import KINDS, order_of, under_attack
-from emailrl.agent.play import Collector, Stage, build_stage
+from emailrl.agent.play import Collector, Stage, build_stage, check_template
 from emailrl.agent.task import Rubric, load_task
 from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
@@ -39,8 +39,8 @@ from emailrl.measure.evaluation import (
     verdict,
     wilson_interval,
 )
-from emailrl.measure.journal import Conditions, Journal, differences, playing_conditions
-from emailrl.model.resolve import Adapter
+from emailrl.measure.journal import Conditions, Journal, differences, played_with, playing_conditions
+from emailrl.model.resolve import Adapter, with_own_settings
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import PlayingSettings
 
@@ -200,12 +200,13 @@ def run_benchmark(
             file = out / "trajectories" / f"{number:02d}-{slug}.jsonl"
             journals[subject.label] = Journal(file, conditions, resume=resume)
         results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
+    models = [own_settings(subject, settings).model for subject in subjects]
     conditions_told = {
         "split": "test",
         "temperature": temperature,
         "max_turns": settings.agent.max_turns,
-        "thinking": settings.model.thinking,
-        "chat_template_kwargs": settings.model.chat_template_kwargs,
+        "thinking": " / ".join(dict.fromkeys(each.thinking for each in models)),
+        "chat_template_kwargs": " / ".join(dict.fromkeys(each.chat_template_kwargs for each in models)),
         "max_thinking_tokens": settings.agent.max_thinking_tokens,
         "samples": bench.bench_samples,
         "sequential": bench.bench_sequential,
@@ -327,29 +328,36 @@ def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
 def players(
     subjects: Sequence[Subject], settings: PlayingSettings, say: Callable[[str], None] = lambda note: None
 ) -> Generator[tuple[Subject, Collector], None, None]:
-    """Yield each subject with its collector; a base model is loaded once for all its subjects. ``say`` is called with a
-    note on a chat template that splits rollouts into several samples. Chat servers and judge share a bill of at most
-    MAX_COST."""
+    """Yield each subject with its collector; a base model is loaded once for all its subjects that are played alike.
+    ``say`` is called with a note on a chat template that splits rollouts into several samples. Chat servers and judge
+    share a bill of at most MAX_COST."""
     from emailrl.engines import open_policy
     from emailrl.engines.openai import OpenAIEngine
     from emailrl.rewards.scorer import build_scorer
 
-    task = load_task(settings.agent.environment, settings)  # check the user's code before a model is loaded
+    load_task(settings.agent.environment, settings)  # check the user's code before a model is loaded
     bill = Bill(settings.rewards.max_cost, "What has ended is saved: --resume does the rest, its limit begins anew.")
     scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent, bill=bill)
-    for model_name in dict.fromkeys(subject.model_name for subject in subjects):
-        named = settings.with_model(model_name)
+    groups: list[tuple[PlayingSettings, list[Subject]]] = []
+    for subject in subjects:
+        named = own_settings(subject, settings)
+        if alike := [members for other, members in groups if other == named]:
+            alike[0].append(subject)
+        else:
+            groups.append((named, [subject]))
+    for named, members in groups:
+        task = load_task(named.agent.environment, named)
         with ExitStack() as opened:
             if settings.is_chat:
                 stage = Stage(named.agent, named.store.db, task.make, None)
                 engine: Engine = opened.enter_context(closing(OpenAIEngine(named, task.tools, bill)))
             else:
-                named, policy, engine = open_policy(named)
+                named, policy, engine = open_policy(named, check=partial(check_template, named))
                 opened.enter_context(closing(engine))
                 stage = build_stage(named, policy)
-                if (note := stage.prefix_note(named.model)) is not None:
+                for note in stage.notes(named.model, named.agent.max_turns):
                     say(note)
-            for subject in (each for each in subjects if each.model_name == model_name):
+            for subject in members:
                 adapter, own = subject.adapter, stage
                 if isinstance(engine, PolicyEngine):
                     engine.load_adapter(adapter.path if adapter else None, subject.label)
@@ -357,6 +365,12 @@ def players(
                     own = replace(stage, make_environment=under_attack(stage.make_environment))
                 run_id = adapter.run_id if adapter else ""
                 yield subject, Collector(own.on(engine), scorer.score, own.agent, settings.training.mode, run_id)
+
+
+def own_settings(subject: Subject, settings: PlayingSettings) -> PlayingSettings:
+    """The settings with the subject's base model, and what its checkpoint is always played with."""
+    folder = subject.adapter.path if subject.adapter else Path(subject.model_name)
+    return with_own_settings(settings.with_model(subject.model_name), folder)[0]
 
 
 def check_folder(out: Path) -> None:
@@ -397,9 +411,16 @@ def all_conditions(
 ) -> dict[str, Any]:
     """The conditions that a resumed benchmark must share with the original."""
     bases = [subject.model_name for subject in subjects]
-    return {
-        "models": ", ".join(subject.label for subject in subjects),
-        "adapters": [subject.adapter and sha256_of(subject.adapter.path / WEIGHTS) for subject in subjects],
-        "samples": settings.benchmark.bench_samples,
-        "sequential": settings.benchmark.bench_sequential,
-    } | playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature, models=bases)
+    each = [played_with(own_settings(subject, settings)) for subject in subjects]
+    own = {name: value if all(one[name] == value for one in each) else [one[name] for one in each]
+           for name, value in each[0].items()}  # fmt: skip
+    return (
+        {
+            "models": ", ".join(subject.label for subject in subjects),
+            "adapters": [subject.adapter and sha256_of(subject.adapter.path / WEIGHTS) for subject in subjects],
+            "samples": settings.benchmark.bench_samples,
+            "sequential": settings.benchmark.bench_sequential,
+        }
+        | playing_conditions(settings, scenarios, temperature=settings.agent.eval_temperature, models=bases)
+        | own
+    )

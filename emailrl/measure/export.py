@@ -21,6 +21,8 @@ from emailrl.base.plain import first_line
 from emailrl.checkpoints import METADATA, Checkpoint, Confirmed, Metadata, confirmed_of, sha256_of, verify
 from emailrl.engines.vllm.arguments import LORA_RANKS
 from emailrl.model.resolve import PACKAGED, resolve_model
+from emailrl.settings.names import by_name
+from emailrl.settings.tree import PLAYED_WITH
 
 CARD = Path(__file__).with_name("card.md.jinja")
 _SHOWN = {
@@ -56,6 +58,9 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
         values: dict[str, Any] = metadata.settings.get(section) or {}
         rows += [(name, values[name]) for name in names if values.get(name) is not None]
     agent = metadata.settings.get("agent") or {}
+    leaves = map(by_name().__getitem__, PLAYED_WITH)
+    values = {leaf.key: (metadata.settings.get(leaf.section, {}).get(leaf.field), leaf.default) for leaf in leaves}
+    played = {name: value for name, (value, usual) in values.items() if value not in (None, usual)}
     temperature, rank = agent.get("eval_temperature"), int(metadata.lora.get("rank") or 16)
     trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(undefined=StrictUndefined, **trims)
@@ -71,7 +76,9 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
         recorded=recorded,
         confirmed=confirmed and asdict(confirmed),
         rows=[(name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value) for name, value in rows],
-        config={"db": "mail.db"} | {name: agent[name] for name in ("max_turns", "max_tokens") if name in agent},
+        config={"db": "mail.db"}
+        | {name: agent[name] for name in ("max_turns", "max_tokens") if name in agent}
+        | played,
         max_rank=next((size for size in LORA_RANKS if size >= rank), rank),
         temperature=None if temperature is None else f"{temperature:g}",
     )

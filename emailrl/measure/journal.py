@@ -26,6 +26,15 @@ from emailrl.records import Record, TrajectoryWriter, read_trajectories, write_t
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.scorer import uses_judge
 from emailrl.settings import PlayingSettings
+from emailrl.settings.names import by_name
+from emailrl.settings.tree import PLAYED_WITH
+
+
+def played_with(settings: PlayingSettings) -> Record:
+    """The settings of ``PLAYED_WITH`` by name; None for words that are unset."""
+    leaves = map(by_name().__getitem__, PLAYED_WITH)
+    values = {leaf.field: (getattr(getattr(settings, leaf.section), leaf.field), leaf.default) for leaf in leaves}
+    return {name: None if isinstance(now, str) and now == usual else now for name, (now, usual) in values.items()}
 
 
 def playing_conditions(
@@ -53,16 +62,11 @@ def playing_conditions(
         "dtype": dtype,
         "load_in_4bit": settings.model.load_in_4bit,
         "chat_template_sha256": template and hashlib.sha256(read_chat_template(template).encode()).hexdigest(),
-        "thinking": None if settings.model.thinking == "auto" else settings.model.thinking,
-        "chat_template_kwargs": settings.model.chat_template_kwargs or None,
-        "tool_dialect": None if settings.model.tool_dialect == "auto" else settings.model.tool_dialect,
+        **played_with(settings),
         "environment": agent.environment,
         "question_template": agent.question_template,
         "search_order": agent.search_order,
         "search_without_keywords": agent.search_without_keywords,
-        "short_message_ids": agent.short_message_ids,
-        "count_matches": agent.count_matches,
-        "mailbox_in_question": agent.mailbox_in_question,
         "max_turns": agent.max_turns,
         "max_tokens": agent.max_tokens,
         "max_thinking_tokens": agent.max_thinking_tokens,

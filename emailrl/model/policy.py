@@ -226,13 +226,15 @@ def load_policy(
     critic: bool = False,
     mesh: DeviceMesh | None = None,
     accompanied: Callable[[], AbstractContextManager[None]] = nullcontext,
+    check: Callable[[Any], None] | None = None,
 ) -> Policy:
     """Load the base that ``settings.model`` names, with the adapter in ``adapter``, or a fresh one to train. A fresh
     adapter depends only on ``settings.training.seed``, and changes nothing until it is trained (B = 0). ``full`` trains
     the base's own weights instead; ``critic`` adds the one saved beside ``adapter``, or a new one. With
     REFERENCE=start, the policy keeps the adapter as loaded. ``mesh`` holds this host's ranks, over which the base is
-    spread if SHARD is on; ``accompanied`` then makes them take part in a forward pass that only this rank needs. Raises
-    UsageError for an unknown model or an adapter of another base, EmailRLError if it is unavailable or too large."""
+    spread if SHARD is on; ``accompanied`` then makes them take part in a forward pass that only this rank needs.
+    ``check`` gets the tokenizer before weights are loaded. Raises UsageError for an unknown model or an adapter of
+    another base, EmailRLError if it is unavailable or too large."""
     wanted, training, notes = settings.model, settings.training, list[str]()
     if full and (wanted.backend == "unsloth" or wanted.load_in_4bit):
         hint = "Change those, or train an adapter."
@@ -249,7 +251,7 @@ def load_policy(
     if sharded:
         check_shardable(wanted, settings.agent, settings.vllm)
     # A base to be sharded stays on the CPU, memory-mapped from files that all ranks share.
-    base, tokenizer = _load_base(wanted, path, device, dtype, move=not sharded)
+    base, tokenizer = _load_base(wanted, path, device, dtype, move=not sharded, check=check)
     if adapter is not None:
         model = with_adapter(base, settings.lora, adapter, trainable=trainable)
     elif trainable and not full:
@@ -282,7 +284,13 @@ def load_policy(
 
 
 def _load_base(
-    wanted: ModelSettings, path: str | Path, device: torch.device, dtype: torch.dtype, *, move: bool
+    wanted: ModelSettings,
+    path: str | Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    move: bool,
+    check: Callable[[Any], None] | None,
 ) -> tuple[Any, Any]:
     """The frozen base, moved to ``device`` or left on the CPU, and its tokenizer."""
     disable_progress_bar()  # a progress bar for local tensors is noise
@@ -290,6 +298,8 @@ def _load_base(
         # Loaded separately from the weights: its own `_attn_implementation` would override ours.
         config = load_config(wanted.name, path)
         tokenizer = _load_tokenizer(wanted, path)  # before the weights: a template that cannot be used costs none
+        if check is not None:
+            check(tokenizer)
         if wanted.backend == "unsloth":
             model = load_unsloth(wanted, path, config, dtype)
         else:

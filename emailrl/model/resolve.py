@@ -18,7 +18,7 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from emailrl import checkpoints
 from emailrl.base.disk import LOCK, Lock, is_locked, share_files
@@ -26,8 +26,10 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import check_hub, go_offline_if_unreachable
 from emailrl.base.plain import first_line, tell
 from emailrl.checkpoints import CONFIG, DAMAGED, WEIGHTS, read_adapter_config, sha256_of
-from emailrl.settings import AgentSettings
+from emailrl.settings import AgentSettings, PolicySettings
+from emailrl.settings.names import as_recorded
 
+P = TypeVar("P", bound=PolicySettings)
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
 SMOL_DIR: Final = Path(__file__).parent / "smol"  # the chat template and the adapter of ``smol``
@@ -138,6 +140,13 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
     found = checkpoints.find_checkpoint(path, output_dir)
     read_base(found.path)
     return Adapter.of(found)
+
+
+def with_own_settings(settings: P, folder: Path, *, given_wins: bool = False) -> tuple[P, list[str]]:
+    """The settings of ``as_recorded`` for the checkpoint, export or model in a folder; unchanged without metadata."""
+    if not (folder / checkpoints.METADATA).is_file():
+        return settings, []
+    return as_recorded(settings, checkpoints.read_checkpoint(folder).metadata.settings, given_wins=given_wins)
 
 
 def read_base(folder: Path) -> str:

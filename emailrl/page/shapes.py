@@ -128,7 +128,7 @@ def evidence(trajectory: Trajectory) -> Record:
         for hit in hits:
             if isinstance(hit, dict) and isinstance(hit.get("message_id"), str):
                 first.setdefault(hit["message_id"], number)
-    gold, cited = trajectory.scenario.message_ids, dict.fromkeys(trajectory.final_sources)
+    gold, cited = trajectory.scenario.evidence, dict.fromkeys(trajectory.final_sources)
     return {
         "gold": [{"id": one, "found": found.get(one), "read": read.get(one), "cited": one in cited} for one in gold],
         "others": [each for each in cited if each not in gold],

@@ -173,7 +173,8 @@ def limit_to_questions(settings: Settings) -> tuple[Settings, float, list[str]]:
         return settings, 1.0, [f"no question file at {file}: assuming {data.train_dataset_size:,} training questions"]
     unanswered, seed = settings.rewards.compares or resolve(settings).has_teacher, settings.training.seed
     found = read_questions(file, data, unanswered=unanswered)
-    num_train, num_val = (len(found.of(split, limit=None, seed=seed).scenarios) for split in ("train", "val"))
+    num_train = len(found.of("train", limit=None, seed=seed).scenarios)
+    num_val = sum(bool(each.answer) for each in found.of("val", limit=None, seed=seed).scenarios)
     evaluated = min(num_val, data.eval_dataset_size)
     limited = changed(settings, train_dataset_size=min(num_train, data.train_dataset_size), eval_dataset_size=evaluated)
     return limited, min(num_val / max(evaluated, 1) - 1, 1.0), []

@@ -89,6 +89,7 @@ class _Row(BaseModel):
     answerable: bool = True
     needs_all: bool = False
     shares_inbox: bool = False
+    twins: Annotated[list[Text], Strict(False)] = []
 
 
 def parse_row(row: Any, where: str, data: DataSettings = ART_E, *, unanswered: bool = False) -> Scenario:
@@ -112,7 +113,7 @@ def parse_row(row: Any, where: str, data: DataSettings = ART_E, *, unanswered: b
             raise UsageError(f"{where}: field {field!r} is missing.", FIELDS_HINT) from None
         reason = re.sub(r"^(?:Value error, )?\w+ should", "must", first["msg"])
         raise UsageError(f"{where}: field {field!r} {reason}, not {first['input']!a:.60}.") from None
-    if not read.answerable and (read.message_ids or read.needs_all or read.answer != I_DONT_KNOW):
+    if not read.answerable and (read.message_ids or read.twins or read.needs_all or read.answer != I_DONT_KNOW):
         raise UsageError(f"{where}: 'answerable' is false, but there is an answer or a source email.", ABSENT_HINT)
     if has_none:
         read.answer = ""

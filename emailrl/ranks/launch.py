@@ -37,6 +37,9 @@ _CONNECTING: Final = ("_create_tcp_store", "StaticTCPRendezvous.next_rendezvous"
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
 SECONDS_TO_FOLLOW: Final = 10  # Seconds after a signal in which the other ranks end once rank 0 has.
+_interrupts: Final[list[BaseException]] = []
+"""Kept to the end of the process: freed earlier, their frames free torch's heartbeat, maybe in its own thread, which
+then fails to join itself and prints that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,8 @@ def launch(wanted: Launch, arguments: Sequence[str], say: Callable[[str], None])
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
             return _report(rank, int(first.exitcode), Path(folder), say)
-        except SignalException:
+        except SignalException as interrupt:
+            _interrupts.append(interrupt)
             # End the ranks that the agent does not know yet, because the signal came while it started them.
             ranks = psutil.Process().children()
             for each in ranks:

@@ -92,15 +92,21 @@ class Scenario:
     needs_all: Flag = False  # whether the answer takes all source emails; otherwise each of them contains it
     shares_inbox: Flag = False
     """Whether the splits of its question file share inboxes, as allowed when the file was generated."""
+    twins: list[str] = field(default_factory=list)
+    """Other emails of the inbox that say the same as the source emails: finding, reading or citing one is as good."""
+
+    @property
+    def evidence(self) -> list[str]:
+        """The ids of all emails that hold the answer, the twins last."""
+        return [*self.message_ids, *self.twins]
 
 
-_UNUSUAL = {"answerable": False, "needs_all": True, "shares_inbox": True}
+_USUAL = {"answerable": True, "needs_all": False, "shares_inbox": False, "twins": []}
 
 
 def scenario_fields(scenario: Scenario) -> dict[str, Any]:
-    """Return a question's fields by name for files and fingerprints; the ``_UNUSUAL`` only where they are."""
-    usual = [name for name, unusual in _UNUSUAL.items() if getattr(scenario, name) is not unusual]
-    return {name: value for name, value in asdict(scenario).items() if name not in usual}
+    """Return a question's fields by name for files and fingerprints; those of ``_USUAL`` only where they differ."""
+    return {name: value for name, value in asdict(scenario).items() if name not in _USUAL or value != _USUAL[name]}
 
 
 @_closed

@@ -79,7 +79,7 @@ def request_body(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
             {
                 "question": scenario.question,
                 "reference_answer": scenario.answer,
-                "reference_sources": scenario.message_ids,
+                "reference_sources": scenario.evidence,
                 "inbox_address": scenario.inbox_address,
                 "query_date": scenario.query_date,
                 **{name: record[name] for name in own},

@@ -49,7 +49,8 @@ class JudgeServer:
         key, url = judge_key(settings), settings.judge_base_url
         self._at_openrouter = names_openrouter("JUDGE_BASE_URL", url)
         if not key and self._at_openrouter:
-            raise UsageError(f"The {use} needs an OpenRouter key.", f"Set OPENROUTER_API_KEY, or {without}.")
+            hint = f"Set OPENROUTER_API_KEY, JUDGE_BASE_URL to another OpenAI-compatible server, or {without}."
+            raise UsageError(f"The {use} needs an OpenRouter key.", hint)
         check_key("JUDGE_API_KEY" if settings.judge_api_key else "OPENROUTER_API_KEY", key)
         tell(url, use, with_key=bool(key))
         self._settings, self._without = settings, without

@@ -64,6 +64,8 @@ def ruler_reward(settings: RewardSettings, *, concurrency: int, bill: Bill | Non
         if len(group) == 1:
             return [EmailRLError("RULER has nothing to compare this rollout with.")]
         ids, material = lay_out(group)
+        if len(material["attempts"]) == 1:  # all equal: any score leaves no advantage, so none is bought
+            return [{TERM: 0.5}] * len(group)
         tokens = max(settings.judge_max_tokens, TOKENS_AN_ATTEMPT * len(material["attempts"]))
         try:
             scores = server.ask(SYSTEM_PROMPT, material, lambda reply: read_scores(reply, ids), tokens)

@@ -16,7 +16,7 @@ from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import METADATA, SFT, WEIGHTS, Checkpoint, damage_of, list_checkpoints, read_checkpoint
 from emailrl.mail.database import HOW_DATABASES_CHANGE
-from emailrl.model.resolve import find_adapter, same_base
+from emailrl.model.resolve import find_adapter, same_base, with_own_settings
 from emailrl.records import read_records
 from emailrl.runs.folder import STATE_FILE, held, remove_records
 from emailrl.runs.run import State, versions
@@ -145,6 +145,8 @@ def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Star
         path, base, why = found.path, found.base_model, "the adapter's base"
         parent = _recorded(path) or f"{path.resolve()} sha256:{checkpoints.sha256_of(path / WEIGHTS)}"
         notes.append(f"starting from the weights of {parent}")
+        settings, others = with_own_settings(settings, path, given_wins=True)
+        notes += [f"the adapter was trained with {other}" for other in others]
     else:
         return Start(settings, parent=_recorded(Path(settings.model.name)))
     if "name" not in settings.model.model_fields_set:

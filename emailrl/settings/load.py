@@ -248,6 +248,14 @@ def load_settings(
             tell(f"trusted from now on: {risk}")
     elif not looks_only:
         check(list(risks.values()), here)
+    if preset is not None and recorded is None:
+        as_preset, written = Settings.model_validate(tree_of({leaf: item.value for leaf, item in sized.items()})), []
+        for leaf in sized:
+            now, before = (getattr(getattr(each, leaf.section), leaf.field) for each in (settings, as_preset))
+            if given[leaf].origin != "command line" and now != before:
+                written.append(f"{given[leaf].name}={now} ({given[leaf].origin})")
+        if written:
+            tell(f"Note: --preset {preset} gives way to {', '.join(written)}")
     store, default = settings.store, here / settings.store.db
     if "db" in store.model_fields_set or default.exists() or len(found := list(default.parent.glob("*.db"))) != 1:
         return settings

@@ -13,8 +13,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get
 
 from pydantic import SecretStr, ValidationError
 
+from emailrl.base.errors import UsageError
+from emailrl.base.plain import cut
 from emailrl.settings.fields import Address, Code, Env, Flag, Section, Written, is_url
-from emailrl.settings.tree import PolicySettings, Settings
+from emailrl.settings.tree import PLAYED_WITH, PolicySettings, Settings
 
 _Group = TypeVar("_Group", bound=PolicySettings)
 
@@ -128,6 +130,28 @@ def changed(settings: _Group, **values: Any) -> _Group:
     sections = tree_of({by_name()[name]: value for name, value in values.items()}).items()
     copies = {section: getattr(settings, section).model_copy(update=given) for section, given in sections}
     return settings.model_copy(update=copies)
+
+
+def as_recorded(
+    settings: _Group, record: Mapping[str, Mapping[str, Any]], *, given_wins: bool = False
+) -> tuple[_Group, list[str]]:
+    """The settings with those of ``PLAYED_WITH`` as a checkpoint recorded them (its default where it knew none), or
+    as given if ``given_wins``; and what was given otherwise. UsageError for a recorded value that is none."""
+    own, others = dict[str, Any](), list[str]()
+    for name in PLAYED_WITH:
+        leaf = by_name()[name]
+        section = getattr(settings, leaf.section)
+        try:
+            value = record.get(leaf.section, {}).get(leaf.field, leaf.default)
+            value = getattr(type(section).model_validate({leaf.field: value}), leaf.field)
+        except ValidationError:
+            hint = "Choose another checkpoint."
+            raise UsageError(f"The checkpoint's {leaf.env_names[0]} is not a value of this setting.", hint) from None
+        given = leaf.field in section.model_fields_set
+        if value != (now := getattr(section, leaf.field)):
+            others += [f"{leaf.env_names[0]}={cut(str(value), 80)}, not {now or 'unset'}"] if given else []
+            own |= {} if given and given_wins else {name: value}
+    return (changed(settings, **own) if own else settings), others
 
 
 def tree_of(values: Mapping[Leaf, Any]) -> dict[str, dict[str, Any]]:

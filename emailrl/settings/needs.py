@@ -90,7 +90,7 @@ def _contradictions(now: SimpleNamespace) -> Iterator[tuple[str, str]]:
     if now.distills and now.kl_in == "reward" and now.beta:
         yield f"KL_IN=reward has no reward to change with {now.estimator}.", "Use KL_IN=loss or BETA=0."
     if now.distills and is_url(now.teacher or "") and now.temperature not in (0, 1):
-        problem = "A server tells log-probabilities before temperature, so a TEACHER there needs TEMPERATURE=1, not"
+        problem = "A server returns log-probabilities before temperature, so a TEACHER there needs TEMPERATURE=1, not"
         yield f"{problem} {now.temperature:g}.", "Use --temperature 1, or a teacher in this process."
     rollouts = f"NUM_GENERATIONS={now.num_generations}"
     if now.compares and now.num_generations <= 1:
@@ -154,7 +154,8 @@ def notes(now: SimpleNamespace) -> Iterator[str]:
     if now.algorithm == "gspo" and now.updates == 1:
         yield f"--algorithm gspo differs from grpo only in its aggregation without {_UPDATES}"
     if now.surrogate == "cispo" and now.updates == 1:
-        yield f"EMAILRL_SURROGATE=cispo has the gradient of ppo without {_UPDATES}"
+        chosen = "EMAILRL_SURROGATE=cispo" if "surrogate" in now.given else f"--algorithm {now.algorithm}"
+        yield f"{chosen} trains as grpo does without {_UPDATES}"
 
 
 def _idle(now: SimpleNamespace, level: Level) -> Iterator[tuple[str, str, object]]:

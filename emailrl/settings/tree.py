@@ -68,6 +68,13 @@ ToolDialect = Literal[
 ]  # fmt: skip
 
 
+PLAYED_WITH: Final = (
+    "thinking", "chat_template_kwargs", "tool_dialect", "short_message_ids", "count_matches", "mailbox_in_question"
+)  # fmt: skip
+"""What a policy sees of a conversation and how it writes calls: a checkpoint is played with its own, which
+``metadata.json`` records (``names.as_recorded``)."""
+
+
 class ModelSettings(Section):
     name: Annotated[str, Env("MODEL_NAME"), Flag("--model")] = "OpenPipe/Qwen3-14B-Instruct"
     """Base model: `nano` (packaged), `smol` (SmolLM2-135M trained to search email), `smol-base` (SmolLM2-135M-Instruct
@@ -145,6 +152,9 @@ class StoreSettings(Section):
     MAX_BODY_CHARS: on for research corpora, off for personal mail."""
     max_message_bytes: Positive = 100 * 1024 * 1024
     """gen-db skips larger messages without parsing them."""
+    server_token: SecretStr | None = None
+    """Bearer token that clients of `mcp --http` and `serve-agent` must send; by default one is made if other machines
+    can reach the server."""
 
 
 class DataSettings(Section):

@@ -10,6 +10,7 @@ from typing import Any
 
 from emailrl.facts.mentions import Extractor
 from emailrl.facts.reading import name_of
+from emailrl.facts.words import MONTHS, STOPWORDS, WEEKDAYS
 from emailrl.questions.inbox import own_text, spell_day, topic_of
 from emailrl.questions.template import HARD_KINDS, KINDS
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL
@@ -25,6 +26,9 @@ _BY_ME = frozenset(("date_sent", "sent_to", "my_reply_date"))  # Kinds that ask 
 _REPLIES = frozenset(("reply_from", "reply_date", "my_reply_date", "reply_gap"))
 _DATES = frozenset(("date_received", "date_sent", "reply_date", "my_reply_date", "first_contact", "reply_gap"))
 _SUBJECTS = frozenset(("subject", "both_subjects", "last_before", "first_after"))
+_WORD = re.compile(r"\d[\d.,:/-]*\d|[^\W_]+(?:[-&./'’][^\W_]+)*")
+_DATE = re.compile(r"(?:19|20)\d\d|\d{1,2}(?:st|nd|rd|th)?")
+_ACTS = re.compile("d(?:id|oe?s?)|was|were|is|are|ha[ds]|have|(?:w|c|sh)ould|will|can|to")  # A name that acts follows
 ShownMail = dict[str, Any]  # An email as returned by ``read_email``
 
 
@@ -75,6 +79,31 @@ def _wordings() -> list[tuple[str, bool, Extractor | None, re.Pattern[str]]]:
 def _pattern(wording: str) -> re.Pattern[str]:
     parts = re.split(r"\{(\w+)\}", wording)
     return re.compile("".join(_SLOTS[part] if at % 2 else re.escape(part) for at, part in enumerate(parts)))
+
+
+def told_in(question: str, me: str) -> list[list[str]]:
+    """What to search for in a free-form question, the likeliest to be in the email first: names and numbers; names of
+    who acts, who may be its sender; other words, the longest first; dates and the asker's own name and host."""
+    common = {*MONTHS, *WEEKDAYS, *re.findall(r"\w+", me.lower())}
+    found: list[tuple[list[str], int]] = []
+    before, end = "", -1  # the word before, and where a name ends that may go on
+    for place in _WORD.finditer(question):
+        word = re.sub(r"['’]s$", "", place[0])
+        low, is_caps = word.lower(), len(word) > 1 and word.isupper()
+        named = any(map(str.isdigit, word)) or is_caps or (word[0].isupper() and place.start() > 0)
+        if low in STOPWORDS and not is_caps:
+            end = -1
+        else:
+            rank = 3 if low in common or _DATE.fullmatch(low) else 2
+            if rank == 2 and named:
+                rank = 1 if _ACTS.fullmatch(before) and not is_caps else 0
+            if rank < 2 and question[end : place.start()] == " ":
+                found[-1][0].append(word)
+            else:
+                found.append(([word], rank))
+            end = place.end() if rank < 2 and word == place[0] else -1
+        before = low
+    return [words for words, _ in sorted(found, key=lambda one: (one[1], -len(" ".join(one[0]))))]
 
 
 def answer_of(asked: Asked, mail: ShownMail, me: str) -> str | None:

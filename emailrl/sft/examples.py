@@ -89,18 +89,17 @@ def as_spoken(message: Message, dialect: str = EXPERTS, tools: Sequence[dict[str
 def samples_of(messages: list[Message], renderer: ChatRenderer) -> list[TokenSample]:
     """The tokens a rollout of this conversation would have recorded: assistant turns as sampled, the rest as context.
     Several samples if the template does not extend the tokens so far; sampled log-probabilities are 0."""
-    samples, text = list[TokenSample](), ""
+    samples, prompt, ids = list[TokenSample](), None, list[int]()
     for position, message in enumerate(messages):
         if message.role != "assistant":
             continue
         shown = messages[:position]
-        prompt = renderer.extend(text, shown) if samples else renderer.start(shown)
+        prompt = renderer.start(shown) if prompt is None else renderer.extend(prompt, ids, shown)
         if not samples or not prompt.extends:
             samples.append(TokenSample())
         ids = renderer.spoken(message)
         samples[-1].append_prompt(prompt.ids)
         samples[-1].append_sampled(ids, [0.0] * len(ids))
-        text = prompt.text + renderer.text_of(ids)
     return samples
 
 

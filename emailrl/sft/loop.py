@@ -8,18 +8,22 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from emailrl.agent.play import check_template
 from emailrl.agent.task import load_task
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, duration
 from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, recover, run_root
 from emailrl.engines.renderer import ChatRenderer
+from emailrl.engines.thoughts import template_notes
 from emailrl.mail import database_fingerprint
 from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
+from emailrl.model.resolve import find_adapter, with_own_settings
 from emailrl.model.template import with_arguments
 from emailrl.runs.folder import clear_run, free_directory
 from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, pace, silent
@@ -180,6 +184,9 @@ def sft(
         if (reason := state.stop_reason(wanted)) and is_whole:
             display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
             return state.result(product)
+    elif settings.training.adapter is not None:
+        found = find_adapter(settings.training.adapter, settings.output.output_dir)
+        settings, _ = with_own_settings(settings, found.path, given_wins=True)  # experts play as the adapter does
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():
             reason = run.loop()
@@ -237,6 +244,7 @@ def _open(
         data = examples(train, val, settings, renderer, longest=longest, workers=workers)
         fitter = Fitter(policy, settings.training, sft, settings.agent.temperature)
         state, notes = SftState(), [*start.notes, *found, *data.notes, *policy.notes]
+        notes += template_notes(renderer, settings.model)
         origin = Origin(new_run_id(SFT), SFT, SFT, database, data.fingerprint, start.parent)
         if checkpoint is not None:
             notes += check_agrees(
@@ -267,13 +275,14 @@ def _open(
 
 def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None) -> Policy:
     """The policy to train: a new model, the base's own weights, or an adapter; with a checkpoint's weights."""
+    load = partial(load_policy, trainable=True, check=partial(check_template, settings))
     if not (settings.sft.full_finetuning or settings.sft.from_scratch):
-        return load_policy(settings, adapter=adapter, trainable=True)
+        return load(settings, adapter=adapter)
     if checkpoint is not None:
-        policy = load_policy(settings.with_model(str(checkpoint.path)), trainable=True, full=True)
+        policy = load(settings.with_model(str(checkpoint.path)), full=True)
         return replace(policy, base_model=checkpoint.metadata.base_model)
     if not settings.sft.from_scratch:
-        return load_policy(settings, trainable=True, full=True)
+        return load(settings, full=True)
     seed, device = settings.training.seed, choose_device(settings.model.device)
     tokenizer = small_model.train_tokenizer(demo.corpus(demo.CORPUS_WORLDS, seed=seed))
     tokenizer = with_arguments(tokenizer, settings.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -13,14 +14,13 @@ from typing import Any, TypeVar
 
 from emailrl.agent.task import MailEnvironment, mail_agent
 from emailrl.agent.tools import MAX_RESULTS
-from emailrl.facts.words import STOPWORDS
 from emailrl.mail import open_mailbox
 from emailrl.questions.inbox import topic_of
 from emailrl.questions.load import Split, read_questions
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import AgentSettings, Settings
-from emailrl.sft.asked import Asked, ShownMail, answer_of, day_of, is_called, read_question, recipients_of
+from emailrl.sft.asked import Asked, ShownMail, answer_of, day_of, is_called, read_question, recipients_of, told_in
 from emailrl.sft.examples import call_text, converse, next_turn
 
 T = TypeVar("T")
@@ -29,7 +29,9 @@ Result = tuple[str, list[str]] | None  # Answer and sources; None if nothing mat
 Search = dict[str, Any]  # Arguments of ``search_emails``; None values are omitted
 Hit = dict[str, str]
 
-MOST_WORDS = 5  # Maximum words of a free-form question to search for
+MOST_SEARCHES = 3  # for a free-form question, before "I don't know"
+FEWEST_RESULTS = 5  # that such a search asks for
+FEW_HITS = 2  # so few are read whatever their snippets show
 MOST_SHOWN = 18_000
 """Characters of prompt and tool results after which a searcher gives up: a context of 8,192 tokens is nearly full."""
 EARLIEST_YEAR = 1990  # Earliest year searched
@@ -45,9 +47,10 @@ class Habits:
     few_results: float = 0.4  # Ask for fewer hits than there may be
     careless: float = 0.2  # Open the next hit, ignoring its snippet
     full_sentence: float = 0.4  # Answer in a sentence rather than a word
+    other_first: float = 0.2  # Free-form questions: begin with the second most telling words
 
 
-CAREFUL = Habits(0.0, 0.0, 0.0, 0.0, 0.0)  # Only good searches, and the likeliest hit first
+CAREFUL = Habits(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # Only good searches, and the likeliest hit first
 
 
 def conversations(
@@ -124,7 +127,7 @@ class Searcher:
         """The answer in an email; None if it is not the right one."""
         if not self.is_free:
             return answer_of(self.asked, mail, self.me)
-        return self.scenario.answer if self._message_id(mail["message_id"]) in self.scenario.message_ids else None
+        return self.scenario.answer if self._message_id(mail["message_id"]) in self.scenario.evidence else None
 
     def is_poor(self) -> bool:
         """Draw whether to begin with a poor search."""
@@ -134,7 +137,7 @@ class Searcher:
         """The hits of one search, with or without keywords."""
         search: Search = {"keywords": self._any_keyword} | {k: v for k, v in arguments.items() if v is not None}
         if "max_results" not in search and self.rng.random() < self.habits.few_results:
-            search["max_results"] = self.rng.randint(2, MAX_RESULTS)
+            search["max_results"] = self.rng.randint(FEWEST_RESULTS if self.is_free else 2, MAX_RESULTS)
         result = yield call_text("search_emails", search)
         return result["emails"] if isinstance(result, dict) else result
 
@@ -230,19 +233,29 @@ def by_topic(searcher: Searcher) -> Turns[Result]:
 
 
 def by_words(searcher: Searcher) -> Turns[Result]:
-    """For free-form questions: search for two of their words at a time, names and long words first. The last search is
-    for the most telling word alone, since an email may share no other with the question; all its hits are read."""
-    words = topic_words(searcher.scenario.question)
-    content = [word for word in words if word.lower() not in STOPWORDS] or words
-    told = sorted(content, key=lambda word: (word[0].islower(), -len(word)))[:MOST_WORDS]
-    pairs = [list(pair) for pair in itertools.combinations(told, 2)]
-    searcher.rng.shuffle(pairs)
-    hits: list[Hit] = []
-    for keywords in (*pairs[:3], *([word] for word in told[1::-1])):
-        hits = searcher.likeliest_first((yield from searcher.search(keywords=keywords)), words)
-        if found := (yield from searcher.first_that_answers(hits, searcher.rng.randint(1, 3))):
-            return found
-    return (yield from searcher.first_that_answers(hits, MAX_RESULTS))
+    """For free-form questions: search for one name, number or word at a time, the most telling first, and read hits
+    whose snippets show more of the question than was searched for. If the first two find many, both are searched for
+    together. At the end the likeliest of the other hits is read too."""
+    rng, told = searcher.rng, told_in(searcher.scenario.question, searcher.me)
+    if rng.random() < searcher.habits.other_first:
+        told[:2] = told[1::-1]
+    asked = set(_words(" ".join(itertools.chain(*told))))
+    hits, shown = dict[str, Hit](), defaultdict[str, set[str]](set)
+    ranked, are_many = list[Hit](), True
+    for number, keywords in enumerate(told[:MOST_SEARCHES]):
+        if number == 2 and are_many:
+            keywords = list(dict.fromkeys(told[0] + told[1]))
+        found = yield from searcher.search(keywords=keywords)
+        are_many &= len(found) >= FEWEST_RESULTS
+        for hit in found:
+            hits[hit["message_id"]] = hit
+            shown[hit["message_id"]] |= asked.intersection(_words(_plain(hit)))
+        ranked = sorted(hits.values(), key=lambda hit: -len(shown[hit["message_id"]]))
+        few = found if len(found) <= FEW_HITS else []
+        likely = [hit for hit in ranked if len(shown[hit["message_id"]]) > len(keywords) or hit in few]
+        if answer := (yield from searcher.first_that_answers(likely, rng.randint(1, 2))):
+            return answer
+    return (yield from searcher.first_that_answers(ranked, 1))
 
 
 def on_day(searcher: Searcher) -> Turns[Result]:
@@ -361,6 +374,10 @@ def _counted(hits: Sequence[Hit]) -> Result:
 
 def _plain(hit: Hit) -> str:
     return hit["snippet"].replace("<b>", "").replace("</b>", "")
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
 
 
 def _iso(day: date | None, later: int = 0) -> str:

@@ -119,8 +119,8 @@ def _assembled(
     else:
         activity = None if ranks.is_alone else ranks.activity
         plays = {role: stage.on(engine, activity) for role, stage in stages.items()}
-    if algorithms.MODES[origin.mode].make_environment is None and (note := stages["train"].prefix_note(own.model)):
-        notes.append(note)
+    is_long = algorithms.MODES[origin.mode].make_environment is None
+    notes += stages["train"].notes(own.model, own.agent.max_turns if is_long else 1)
     if (renderer := stages["train"].renderer) is not None and renderer.dialect != "hermes":
         notes.append(f"tool calls are read as {renderer.dialect} (TOOL_DIALECT)")
     tracker.say("\n".join(f"Note: {note}" for note in notes))
@@ -250,6 +250,7 @@ def header(
             f"Train questions: {num_train} | eval questions: {num_eval}",
             f"Rollouts per question: {training.num_generations} | questions per step: {per_step}{on_ranks}"
             f" | {total} step{'s are' if total != 1 else ' is'} {epochs:.2g} epochs",
+            f"Learning rate: {training.learning_rate} ({training.lr_scheduler})",
             f"KL reference: {reference if wanted.beta else 'none (BETA=0)'}",
             f"Target accuracy: {settings.evaluation.target_accuracy:.1%}",
             f"Output: {run_dir}",

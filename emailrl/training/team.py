@@ -9,13 +9,14 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from emailrl.agent.play import Progress, Stage, build_stage
+from emailrl.agent.play import Progress, Stage, build_stage, check_template
 from emailrl.base.errors import UsageError
 from emailrl.base.process import handled_by
 from emailrl.checkpoints import CONFIG, WEIGHTS
@@ -113,7 +114,10 @@ def load(
     def work() -> Loaded:
         with TemporaryDirectory() as folder:
             path = write_adapter(adapter, Path(folder)) if isinstance(adapter, dict) else adapter
-            policy = load_policy(settings, adapter=path, trainable=True, critic=critic, mesh=mesh, accompanied=beside)
+            policy = load_policy(
+                settings, adapter=path, trainable=True, critic=critic, mesh=mesh, accompanied=beside,
+                check=partial(check_template, settings),
+            )  # fmt: skip
         # Before an engine takes what is free.
         updater = build_updater(policy, settings, algorithm, total_steps=total, ranks=ranks)
         engine, stages = None, Stages()

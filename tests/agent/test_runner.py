@@ -73,8 +73,8 @@ class ByCharacter:
         text = self._text(messages)
         return Rendered(self.tokenize(text), text)
 
-    def extend(self, text_so_far: str, messages: Sequence[Message]) -> Rendered:
-        text = self._text(messages)
+    def extend(self, prompt: Rendered, ids: Sequence[int], messages: Sequence[Message]) -> Rendered:
+        text, text_so_far = self._text(messages), prompt.text + self.text_of(ids)
         extends = text.startswith(text_so_far)
         return Rendered(self.tokenize(text[len(text_so_far) if extends else 0 :]), text, extends)
 

@@ -145,15 +145,21 @@ def test_the_template_has_its_arguments_and_what_it_costs_is_said_first(emailrl,
     assert code == 2 and "thinking was on, now null" in err
 
 
-def test_a_checkpoint_told_otherwise_is_named(emailrl, here: Path) -> None:
-    make_checkpoint(here / "best_model", here / "model", chat_template_kwargs='{"a": 1}')
-    told = """Note: best_model was trained with --chat-template-kwargs '{"a": 1}'; this command uses --chat-template-"""
-    for command in (("rollout", "--limit", 1), ("ask", "When?")):
-        err = emailrl(*command, "--checkpoint", "best_model")[2]
-        assert err.count(told) == 1
-        assert (
-            "was trained with"
-            not in emailrl(*command, "--checkpoint", "best_model", "--chat-template-kwargs", '{"a": 1}')[2]
-        )
+def test_a_checkpoint_is_played_with_its_own_settings(emailrl, here: Path) -> None:
+    own, usual = {"chat_template_kwargs": '{"a": 1}', "short_message_ids": True}, {"count_matches": False}
+    make_checkpoint(here / "best_model", here / "model", **own)
+    make_checkpoint(here / "other", here / "model")
+    for given, num_notes in ((), 0), (("--chat-template-kwargs", '{"b": 2}'), 1):
+        for command in (("rollout", "--limit", 1, "--out", f"{num_notes}.jsonl"), ("ask", "When?")):
+            code, _, err = emailrl(*command, "--checkpoint", "best_model", *given)
+            told = """Note: best_model is played with its own CHAT_TEMPLATE_KWARGS={"a": 1}, not {"b": 2}."""
+            assert code == 0 and err.count(told) == num_notes
+        noted = json.loads((here / f"{num_notes}.conditions.json").read_text())
+        assert noted | own | usual == noted
+    both = "--checkpoint", "best_model", "--checkpoint", "other"
+    assert emailrl("benchmark", "--limit", 1, *both, "--out", "b", "--overwrite")[0] == 0
+    noted = json.loads((here / "b" / "conditions.json").read_text())
+    assert noted["short_message_ids"] == [True, False] and noted["chat_template_kwargs"] == ['{"a": 1}', None]
+    assert emailrl("benchmark", "--limit", 1, *both, "--out", "b", "--resume")[0] == 0
     saved = AutoTokenizer.from_pretrained(here / "best_model").chat_template
     assert saved.startswith("{% set a = a if a is defined else 1 %}")  # other programs render it as it was trained

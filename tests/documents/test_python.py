@@ -14,7 +14,7 @@ import pytest
 from documents.pages import DOCS, DOCUMENTS, Block, blocks
 from documents.scratch import make_home, run
 
-ELSEWHERE = {"docs/guides/custom.md"}
+ELSEWHERE = {"docs/guides/custom.md", "docs/guides/clients.md", "docs/guides/trl.md"}
 BLOCKS = [block for page in DOCUMENTS for block in blocks(page) if block.language == "python"]
 
 

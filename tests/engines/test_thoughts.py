@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.engines.renderer import ChatRenderer
-from emailrl.engines.thoughts import prefix_note, thought_of
+from emailrl.engines.thoughts import prefix_note, template_notes, thought_of
 from emailrl.model.template import with_arguments
 from emailrl.settings import ModelSettings
 
@@ -84,6 +85,23 @@ def test_the_note_names_the_cost_and_a_setting_that_was_tried(tokenizer: PreTrai
     said = note(tokenizer, flag, chat_template_kwargs='{"a": 1}')
     assert said is not None and said.endswith("""set CHAT_TEMPLATE_KWARGS='{"a": 1, "preserve_thinking": true}'""")
     assert note(tokenizer, flag, chat_template_kwargs='{"preserve_thinking": true}') is None
+
+
+def test_another_dialect_and_arguments_that_the_template_does_not_read_are_noted(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    own, tools = copy.copy(tokenizer), tool_schemas()
+    own.chat_template = CHAT.replace("KEEP", "preserve_thinking")
+
+    def notes(dialect: str, **arguments: object) -> list[str]:
+        model = ModelSettings(tool_dialect=dialect, chat_template_kwargs=json.dumps(arguments))
+        renderer = ChatRenderer(with_arguments(own, model), tools, dialect)
+        return template_notes(renderer, model)
+
+    assert notes("auto") == notes("hermes") == notes("hermes", preserve_thinking=True) == []
+    [dialect, unread] = notes("llama", preserve_thinking=True, preserve=1, thinking=False)
+    assert "TOOL_DIALECT=llama" in dialect and "hermes" in dialect
+    assert unread.endswith("read preserve, thinking")
 
 
 HARMONY = "<|channel|>analysis<|message|>hm"

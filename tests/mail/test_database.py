@@ -19,7 +19,7 @@ from sqlalchemy import Connection, inspect, select, text
 
 import emailrl
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail import database_fingerprint
+from emailrl.mail import database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.database import connect, emails, metadata, opened
 from emailrl.mail.sources import RawEmail
@@ -121,6 +121,16 @@ def test_a_reader_between_two_statements_holds_no_lock_and_errors_have_sqlites_w
             writer.execute("DELETE FROM meta WHERE key = 'fingerprint'")
         reader.execute(text("SELECT body FROM nowhere"))
     assert caught.value.message == f"The database {db} cannot be read: no such table: nowhere."
+
+
+@pytest.mark.parametrize("read", [connect, lambda db: open_mailbox(db, "bob@x.org")])
+def test_a_pipe_in_place_of_the_journal_is_not_waited_for(db: Path, read: Callable[[Path], object]) -> None:
+    journal = Path(f"{db}-journal")
+    os.mkfifo(journal)
+    held = os.open(journal, os.O_RDWR)  # so that SQLite, if it opens the pipe, does not wait forever
+    with pytest.raises(UsageError, match=r"-journal is a device or pipe\. Remove it\."):
+        read(db)
+    os.close(held)
 
 
 def test_a_program_may_end_with_mailboxes_open(db: Path) -> None:

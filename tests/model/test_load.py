@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from emailrl.agent.play import check_template
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.engines import open_policy
 from emailrl.model import policy as load
 from emailrl.model import resolve, shape, unsloth_backend
 from emailrl.model.fused import fused_backbone
@@ -202,6 +205,17 @@ def test_weights_that_are_truncated_or_in_a_pickle_are_not_loaded(copy: Path) ->
     weights.unlink()
     with pytest.raises(EmailRLError, match=r"failed to load: .*safetensors"):
         loaded(copy)
+
+
+def test_a_template_without_tools_is_refused_before_the_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    settings = Settings.model_validate({"model": {"name": "nano", "chat_template": tmp_path / "plain.jinja"}})
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("weights"))
+    for opened in (load_policy, open_policy):
+        with pytest.raises(UsageError, match="shows the model no tools"):
+            opened(settings, check=partial(check_template, settings))
 
 
 def test_what_a_name_can_be(tiny_model: Path, tmp_path: Path) -> None:

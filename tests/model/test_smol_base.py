@@ -163,7 +163,7 @@ def test_the_template_lists_the_tools_and_reads_back_its_own_calls(cache: Path, 
     parsed = renderer.parse(renderer.tokenize(said.rstrip("\n")))
     assert parsed.tool_calls == call.tool_calls and parsed.parse_error is None
     whole = [*opening, Message("assistant", said.removesuffix("<|im_end|>\n")), Message("tool", "{}")]
-    assert renderer.extend(start.text + said.rstrip("\n"), whole).extends
+    assert renderer.extend(start, renderer.tokenize(said.rstrip("\n")), whole).extends
 
 
 def test_places_are_asked_in_order(cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

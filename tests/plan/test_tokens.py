@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,9 @@ def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: p
 
 def test_questions_are_counted_in_the_file_next_to_the_database(tmp_path: Path) -> None:
     inboxes = [("ann@corvane.test", "train")] * 10 + [("bob@corvane.test", "val")] * 4
-    write_scenarios(
-        tmp_path / "mail_questions.jsonl", [scenario(number, *inbox) for number, inbox in enumerate(inboxes)]
-    )
+    asked = [scenario(number, *inbox) for number, inbox in enumerate(inboxes)]
+    unanswered = [replace(scenario(number, "bob@corvane.test", "val"), answer="") for number in (14, 15)]
+    write_scenarios(tmp_path / "mail_questions.jsonl", asked)
     values = {"db": tmp_path / "mail.db", "mode": "rollout", "per_device_train_batch_size": 4}
     made = plan_for(**values, num_train_epochs=2, max_steps=100)
     tokens = made.tokens
@@ -95,6 +96,10 @@ def test_questions_are_counted_in_the_file_next_to_the_database(tmp_path: Path) 
     # The fourth, and no other, measures the best model again.
     assert fewer.tokens.confirmed == pytest.approx(1 / 3) and tokens.confirmed == 0
     assert plan_for(**values, eval_dataset_size=1).tokens.confirmed == 1
+    # Evaluations take those with answers.
+    write_scenarios(tmp_path / "mail_questions.jsonl", [*asked, *unanswered])
+    with_judge = plan_for(**values, reward="ruler", judge_base_url="http://127.0.0.1:1/v1", eval_dataset_size=6)
+    assert (with_judge.tokens.questions, with_judge.tokens.eval_trajectories) == (10, 4)
 
 
 def test_without_questions_the_assumed_number_is_named(tmp_path: Path) -> None:

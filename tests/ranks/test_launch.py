@@ -140,7 +140,9 @@ for second in $(seq 60); do sleep 1; done
 """
 LAUNCHED = """
 import sys
+from torch.distributed.elastic.rendezvous.utils import _PeriodicTimer
 from emailrl.ranks import launch
+_PeriodicTimer._stop_thread = staticmethod(lambda *of: print("heartbeat freed"))  # maybe by its own thread
 sys.executable, launch.SECONDS_TO_FOLLOW = sys.argv[1], 1
 sys.exit(launch.launch(launch.Launch(nproc=2), [], print))
 """
@@ -151,11 +153,12 @@ def test_a_stuck_rank_does_not_outlive_rank_0_for_long(tmp_path: Path) -> None:
     stuck.write_text(STUCK)
     stuck.chmod(0o755)
     env = os.environ | {"FOLDER": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", LAUNCHED, str(stuck)], env=env) as launcher:
+    command = [sys.executable, "-c", LAUNCHED, str(stuck)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as launcher:
         try:
             while launcher.poll() is None and not ((tmp_path / "0").exists() and (tmp_path / "1").exists()):
                 time.sleep(0.05)
             launcher.terminate()
-            assert launcher.wait(30) == 130
+            assert launcher.communicate(timeout=30) == (b"", None) and launcher.returncode == 130
         finally:
             launcher.kill()

@@ -242,6 +242,20 @@ def starting(folder: Path, **changes: Any) -> Settings:
     return load_settings({"adapter": folder} | changes, environ={}, cwd=folder.parent)
 
 
+def test_an_adapters_run_is_told_what_it_was_unless_told_otherwise(tmp_path: Path) -> None:
+    own = {"short_message_ids": "true", "tool_dialect": "hermes"}
+    folder = make_checkpoint(tmp_path / "checkpoint-7", make_model(tmp_path / "model"), **own).path
+    start = find_start(starting(folder, tool_dialect="qwen", count_matches=True))
+    agent = start.settings.agent
+    assert (agent.short_message_ids, agent.count_matches, start.settings.model.tool_dialect) == (True, True, "qwen")
+    told = [note for note in start.notes if "was trained with" in note]
+    assert len(told) == 2 and "TOOL_DIALECT=hermes, not qwen" in told[0] and "COUNT_MATCHES=False, not True" in told[1]
+    file = folder / "metadata.json"
+    file.write_text(file.read_text().replace('"tool_dialect": "hermes"', '"tool_dialect": "loud"'))
+    with pytest.raises(UsageError, match="TOOL_DIALECT is not a value"):
+        find_start(starting(folder))
+
+
 def test_a_checkpoints_weights_are_known_by_run_and_step(adapter: Path) -> None:
     start = find_start(starting(adapter))
     assert (start.adapter, start.parent) == (adapter, "grpo_masked:7")

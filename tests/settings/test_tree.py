@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,25 @@ def test_a_preset_gives_way_to_another_algorithm_and_to_no_refills(load: Load) -
     assert clip_and_filter(EMAILRL_ALGORITHM="gspo") == (None, "spread")
     assert clip_and_filter(EMAILRL_ALGORITHM="gspo", CLIP_HIGH="0.1") == (0.1, "spread")
     assert clip_and_filter(DYNAMIC_FILTERING="false") == (0.28, None)
+
+
+def test_what_overrules_a_typed_preset_is_named_once(
+    load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "emailrl.toml").write_text(
+        "temperature = 0.7\nmax_turns = 3\nbeta = 0\n[training]\nlearning_rate = 2e-5\nnum_generations = 8\n"
+    )
+    settings = load({"lr_scheduler": "cosine"}, "recommended", NUM_MINI_BATCHES="3")
+    assert (settings.training.learning_rate, settings.training.num_mini_batches) == (2e-5, 3)
+    [line] = capsys.readouterr().err.splitlines()
+    names = re.findall(r"(\w+)=(\S+) \((.*?)\)", line)
+    assert sorted(names) == [  # neither equal values, nor what is typed too, nor what the preset does not set
+        ("NUM_MINI_BATCHES", "3", "environment"),
+        ("learning_rate", "2e-05", "emailrl.toml"),
+        ("temperature", "0.7", "emailrl.toml"),
+    ]
+    load(None, None), load({"temperature": 1.0, "learning_rate": "auto"}, "recommended")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_rate_is_a_number_or_auto(load: Load, refused: Callable[..., str]) -> None:

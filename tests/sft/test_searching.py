@@ -21,7 +21,7 @@ from emailrl.questions.template import HARD_KINDS, KINDS, generate
 from emailrl.questions.template.usual import MY_MAIL, THEIR_MAIL, possessive
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.settings import Settings, load_settings
-from emailrl.sft.asked import answer_of, read_question
+from emailrl.sft.asked import answer_of, read_question, told_in
 from emailrl.sft.searching import CAREFUL, Habits, conversations, is_right, play
 
 SLOTS = {"person": "Chris Williams", "topic": "Re-hedging: who, when?", "date": "May 3, 2001", "month": "May 2001"}
@@ -226,7 +226,42 @@ def test_questions_in_other_words_than_the_email_are_mostly_answered(demo: Setti
     project = scenario.question.removesuffix("?").split()[-1]
     called = calls(play(scenario, demo, CAREFUL, random.Random(0))[1])
     searches = [arguments["keywords"] for name, arguments in called if name == "search_emails"]
-    assert searches[-1] == [project] and not {"did", "they", "ask"} & {word for words in searches for word in words}
+    assert searches[0] == [project] and not {"did", "they", "ask"} & {word for words in searches for word in words}
+
+
+TOLD = "What did Pat Clynes tell O'Neal about FERC's 10,000 units at Red Rock's Clear-Lake meter for Ann's 2001 plan?"
+
+
+def test_what_is_searched_for_first() -> None:
+    """Names and numbers, who acts, other words, and last what many emails share: dates, the asker's name and host."""
+    expected = "Clear-Lake, Red Rock, O'Neal, 10,000, FERC, Pat Clynes, units, meter, plan, 2001, Ann"
+    assert [" ".join(words) for words in told_in(TOLD, ME)] == expected.split(", ")
+    assert told_in("Who is it?", ME) == []
+
+
+def test_searches_differ_narrow_and_end_where_no_mail_is_the_source(tmp_path: Path) -> None:
+    """Nine mails name Zorbu and the harvest, one of them both: the hits that show more of the question are read."""
+    alike = [mail(f"{word}{day}", day, BOB, f"{word} {day}") for word in ("Zorbu", "harvest") for day in range(2, 10)]
+    both = mail("both", 1, BOB, "Zorbu harvest", "The harvest at Zorbu is late, says the plan.")
+    build_database([*alike, both], tmp_path / "mail.db")
+    settings = load_settings({"db": tmp_path / "mail.db"}, environ={}, cwd=tmp_path)
+    asked = Scenario("q", "How late is the Zorbu harvest?", "Weeks", ["<gone@x>"], ME, "2001-06-01", twins=["<both@x>"])
+    searched, source = ("search_emails", {"keywords": ["Zorbu"]}), ("read_email", {"message_id": "<both@x>"})
+    environment, messages = play(asked, settings, CAREFUL, random.Random(0))
+    assert calls(messages) == [searched, source, answered("Weeks", "<both@x>")]  # a twin is as good
+    rubric = environment.rubric
+    assert rubric.ever_found_right_email and rubric.ever_read_right_email and rubric.sources_correct
+    absent = replace(asked, twins=[], message_ids=[], answer="I don't know", answerable=False)
+    for short_ids in (False, True):
+        agent = settings.agent.model_copy(update={"short_message_ids": short_ids, "count_matches": short_ids})
+        told = settings.model_copy(update={"agent": agent})
+        environment, messages = play(absent, told, CAREFUL, random.Random(0))
+        said = calls(messages)
+        keywords = [arguments["keywords"] for name, arguments in said if name == "search_emails"]
+        assert keywords == [["Zorbu"], ["harvest"], ["Zorbu", "harvest"]]
+        read = [arguments["message_id"] for name, arguments in said if name == "read_email"]
+        assert environment.message_id(read[0]) == "<both@x>" and len(read) == 2
+        assert said[-1] == answered("I don't know") and is_right(environment)
 
 
 def test_wrong_answers_are_left_out(settings: Settings, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_the_rate_of_a_model(tmp_path: Path) -> None:
 IDLE: list[tuple[str, dict[str, dict[str, Any]], str]] = [
     ("grpo", {"algorithm": {"clip_low": 0.1}}, "CLIP_LOW has no effect"),
     ("ppo", {"algorithm": {"value_clip": 0.1}}, "VALUE_CLIP has no effect"),
-    ("cispo", {}, "EMAILRL_SURROGATE=cispo has the gradient of ppo without"),
+    ("cispo", {}, "--algorithm cispo trains as grpo does without NUM_MINI_BATCHES"),
     ("gspo", {}, "--algorithm gspo differs from grpo only in its aggregation"),
     ("grpo", {"algorithm": {"kl_horizon": 99}}, "KL_HORIZON has no effect: it needs KL_TARGET"),
     ("grpo", {"training": {"min_lr_ratio": 0.1}}, "MIN_LR_RATIO has no effect: it needs LR_SCHEDULER="),

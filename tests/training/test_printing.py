@@ -21,6 +21,7 @@ def test_the_header_says_what_the_seeds_header_says() -> None:
         "Model: OpenPipe/Qwen3-14B-Instruct | algorithm: grpo",
         "Train questions: 4000 | eval questions: 100",
         "Rollouts per question: 6 | questions per step: 8 | 200 steps are 0.4 epochs",
+        "Learning rate: 1e-05 (constant)",
         "KL reference: the base model",
         "Target accuracy: 95.0%",
         "Output: outputs/grpo_masked",

@@ -1,0 +1,62 @@
+"""Serve one mailbox to MCP clients such as Claude Desktop: search and read it, and ask the trained agent.
+
+The client starts this command and talks to it over stdin and stdout; with --http, clients connect to an address
+instead. All tools are read-only. One server serves one inbox. The policy behind the tool ask is chosen as
+`emailrl ask` chooses it, and loaded on the first question. The client's model reads the emails that it opens: use one
+that you trust with your mail.
+
+Examples:
+
+\b
+  emailrl mcp --db data/mail.db --inbox ann@example.com
+  emailrl mcp --db data/mail.db --http --port 8766
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from emailrl.cli.options import Checkpoint, Host, Inbox, Overrides, Port, Trust, setting_options
+from emailrl.cli.output import say
+
+
+@setting_options("model_name engine thinking chat_template_kwargs db max_cost")
+def mcp(
+    *,
+    inbox: Inbox = None,
+    http: Annotated[bool, Option("--http", help="Listen on an address for streamable HTTP.")] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8766,
+    checkpoint: Checkpoint = None,
+    overrides: Overrides,
+    trust: Trust = False,
+) -> None:
+    import asyncio
+    import importlib.util
+
+    from emailrl.cli.ask import open_agent
+    from emailrl.cli.inputs import needs_extra, server_token
+    from emailrl.mail import open_mailbox
+    from emailrl.questions.inbox import find_inbox
+    from emailrl.settings import load_settings
+
+    with needs_extra("mcp"):
+        from emailrl.integrations.guard import Guard, listen
+        from emailrl.integrations.mcp import build_server, serve_stdio
+    settings = load_settings(overrides, trust=trust)
+    own, agent = find_inbox(settings.store.db, inbox), settings.agent
+    loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
+    has_torch = settings.is_chat or importlib.util.find_spec("torch") is not None
+    order, without_keywords = agent.search_order, agent.search_without_keywords
+    with open_mailbox(settings.store.db, own, order=order, without_keywords=without_keywords) as mailbox:
+        ask = (lambda question: loaded().answer(question, own)) if has_torch else None
+        server = build_server(mailbox, agent, ask)
+        if not http:
+            say("Serving MCP on stdin and stdout.")
+            asyncio.run(serve_stdio(server))
+            return
+        token = server_token(host, settings.store.server_token)
+        say(f"Serving MCP at http://{host}:{port}/mcp. Ctrl-C ends it.")
+        listen(Guard(server.streamable_http_app(host=host), token), host, port)

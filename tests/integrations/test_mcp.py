@@ -1,0 +1,122 @@
+"""``emailrl mcp`` and the official client: over stdin and stdout, and over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from documents.pages import DOCS
+from tiny import ANN
+
+from emailrl.mail import open_mailbox
+from emailrl.settings import load_settings
+
+mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
+
+CONFIGURATIONS = re.findall(r"```json\n(.+?)```", (DOCS / "guides/clients.md").read_text(), re.DOTALL)
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from emailrl.__main__ import main; main()"
+
+
+def over_stdio(db: Path, environment: dict[str, str], work: Callable[[Any], Awaitable[Any]], *python: str) -> Any:
+    arguments = [*(python or ("-m", "emailrl")), "mcp", "--db", str(db), "--inbox", ANN]
+    return connect(arguments, db, environment, work)
+
+
+def connect(arguments: list[str], db: Path, environment: dict[str, str], work: Callable[[Any], Awaitable[Any]]) -> Any:
+    own = mcp.StdioServerParameters(command=sys.executable, args=arguments, env=environment, cwd=str(db.parent))
+
+    async def connected() -> Any:
+        async with mcp.Client(own) as client:
+            return await work(client)
+
+    return asyncio.run(asyncio.wait_for(connected(), 60))
+
+
+def test_an_official_client_searches_reads_and_asks(db: Path, environment: dict[str, str]) -> None:
+    async def work(client: Any) -> None:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert list(tools) == ["search_emails", "read_email", "ask"]
+        assert all(tool.annotations.read_only_hint for tool in tools.values())
+        assert tools["search_emails"].input_schema["required"] == ["keywords"]
+
+        found = await client.call_tool("search_emails", {"keywords": ["lease"], "from_addr": "bob@example.com"})
+        assert [hit["message_id"] for hit in found.structured_content["emails"]] == ["<m0@x>"]
+        framed = re.fullmatch(r".*\n<mail-([0-9a-f]{16})>\n(.+)\n</mail-\1>", found.content[0].text, re.DOTALL)
+        assert framed is not None and json.loads(framed[2]) == found.structured_content
+        read = await client.call_tool("read_email", {"message_id": "<m0@x>"})
+        assert "31 May 2002" in read.structured_content["body"] and framed[1] not in read.content[0].text
+
+        answer = (await client.call_tool("ask", {"question": "When does the lease end?"})).structured_content
+        assert (answer["answer"], answer["sources"][0]) == ("On 31 May 2002.", "<m0@x>")
+
+    over_stdio(db, environment, work)
+
+
+def test_what_a_client_gets_wrong_is_an_error_of_the_tool(db: Path) -> None:
+    from emailrl.integrations.mcp import build_server
+
+    with open_mailbox(db, ANN) as mailbox:
+        server = build_server(mailbox, load_settings(environ={}, cwd=db.parent).agent, None)
+
+        async def work() -> list[Any]:
+            async with mcp.Client(server) as client:
+                wrong = [
+                    ("read_email", {"message_id": "<nobody@x>"}), ("search_emails", {"keywords": "lease"}),
+                    ("search_emails", {"keywords": ["lease"], "inbox": "bob@example.com"}), ("ask", {"question": "?"}),
+                    ("return_final_answer", {"answer": "", "sources": []}), ("read_email", {}),
+                ]  # fmt: skip
+                return [await client.call_tool(name, arguments) for name, arguments in wrong]
+
+        assert all(result.is_error and result.content[0].text for result in asyncio.run(work()))
+
+
+def test_without_torch_a_mailbox_is_searched_and_nobody_asked(db: Path, environment: dict[str, str]) -> None:
+    async def work(client: Any) -> None:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["search_emails", "read_email"]
+        found = await client.call_tool("search_emails", {"keywords": ["deposit"]})
+        assert not found.is_error and found.structured_content["emails"]
+
+    over_stdio(db, environment | {"EMAILRL_ENGINE": "auto"}, work, "-c", WITHOUT_TORCH)
+
+
+def test_over_http_only_this_machine_or_the_bearer_of_the_token_is_served(serve: Callable[..., str]) -> None:
+    own = serve("mcp", "--http")
+
+    async def tools() -> list[str]:
+        async with mcp.Client(f"{own}/mcp") as client:
+            return [tool.name for tool in (await client.list_tools()).tools]
+
+    assert asyncio.run(asyncio.wait_for(tools(), 60)) == ["search_emails", "read_email", "ask"]
+    guarded = serve("mcp", "--http", "--host", "0.0.0.0", SERVER_TOKEN="t0ken")
+
+    def status(address: str, **headers: str) -> int:
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        return httpx.post(f"{address}/mcp", json=body, headers={"Accept": "application/json", **headers}).status_code
+
+    assert status(own, Host="evil.example") == 421
+    assert status(own, Origin="https://evil.example") == status(own, Origin="null") == 403
+    assert status(guarded) == status(guarded, Authorization="Bearer t0ke") == 401
+    assert status(guarded, Authorization="Bearer t0ken", Host="mail.lan") not in (401, 403, 421)
+
+
+@pytest.mark.parametrize("text", CONFIGURATIONS)
+def test_the_guides_configurations_start_the_server(text: str, db: Path, environment: dict[str, str]) -> None:
+    async def work(client: Any) -> None:
+        assert len((await client.list_tools()).tools) == 3
+
+    [servers] = json.loads(text).values()
+    [server] = servers.values()
+    assert server["command"] == "emailrl" and "/home/ann/mail.db" in server["args"]
+    own = [str(db) if part == "/home/ann/mail.db" else part for part in server["args"]]
+    connect(["-m", "emailrl", *own], db, environment, work)
+
+
+def test_the_guide_has_configurations() -> None:
+    assert len(CONFIGURATIONS) == 2
