@@ -80,7 +80,8 @@ RETRACTION = _any(  # Takes back what an answer said.
     r" (?:value|answer|figure|one|number|date)"
     r"|(?:was|were) (?:later|since|subsequently) (?:withdrawn|retracted|reversed|corrected|cancell?ed)"
     r"|but the \w+ says)",
-    r"\bgrader\b|\b(?:mark|grade|accept|treat|count) (?:this|it|both|my|the)\b|\bthe reference\b|[{}]",
+    r"\bgrader\b|\b(?:mark|grade|accept|treat|count) (?:this|it|both|my|the)\b|\bthe reference (?:says?|answer|is)\b"
+    r"|[{}]",
     r"\b(?:just kidding|only joking|on second thoughts?|correction|never ?mind|or rather|oops|not really)\b",
     r"\b(?:this|that|which|it|the above|all of (?:this|that))\s(?:\w+\s){0,2}?(?:is|was|isn't|wasn't|are|be|seems)\s"
     r"(?:\w+\s){0,2}?(?:false|wrong|incorrect|untrue|mistake\w*|error|inaccurate|nonsense|made up)\b",
@@ -94,12 +95,15 @@ EXCLUDES = _any(  # Names what is not the answer.
     r"\b(?:complement|opposite|converse|inverse|negation) of\b|\b(?:not one|none|neither) of (?:these|those|the)\b",
 )
 HEDGE = _any(
-    r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
-    r"|not sure|guess\w*|supposed\w*|one of|among|candidates?|options?|potential\w*|possible|conceivabl[ey]|if"
-    r"|unless|whether|backup|fallback|runner-up|short ?list|probability|plan b"
+    r"\b(?:maybe|perhaps|possibly|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
+    r"|not sure|guess\w*|one of|conceivabl[ey]|backup|fallback|runner-up|short ?list|probability|plan b"
     r"|(?:first|second|main|spare|alternative) (?:answer|choice|pick))\b"
 )
-ALTERNATIVE = _any(  # Offers another answer besides.
+CONDITION = _any(r"\b(?:might|supposed\w*|among|candidates?|options?|potential\w*|possible|if|unless|whether)\b")
+"""Hedges an answer that repeats nothing of the question; a sentence about it may say so of something else."""
+ALTERNATIVE = _any(  # Offers another answer besides, or only supposes its own.
+    r"(?:(?m:^)|[.!?]\s)\s*(?:perhaps|maybe|possibly|potentially)\b"
+    r"|\b(?:i|we)(?:'m| am| are)?\s(?:not sure|guess|unsure)\b",
     r"\((?=or\b)|\b(?:otherwise|unless|assuming|in (?:some|other|most) cases|(?:just )?as likely"
     r"|hard to (?:tell|say)|according to (?:some|others)"
     rf"|{_MAILS} (?:disagree|differ|conflict)\w*"
@@ -144,7 +148,8 @@ FRAME = _any(  # Introductions of an answer or its source.
     r"\(?\b(?:sources?|references?|citations?|cited|message[- ]?ids?|see(?: also)?(?: the)? (?:e-?mail|mail|message))"
     r"\s?(?:#\s?\d+|id|number)?\s?[:=]\s*[^\n]*",
     r"<[^<>\s]*\d{6}[^<>\s]*@[^<>\s]*>",
-    r"\[(?:\s*\d{1,2}\s*|[^\[\]\n]{0,80}@[^\[\]\n]{0,80}|(?:see|source|ref|from|mail|e-?mail|message|id|cit)\b[^\[\]\n]{0,80})\]"
-    r"|\[[^\[\]\n]{0,80}\]\([^()\n]*\)",
+    r"\b(?:i )?hope (?:this|that|it) helps?\b[.!]*\s*$",
+    r"\[[^\[\]\n]{0,80}\]\([^()\n]*\)",
+    r"\[(?:\s*\d{1,2}\s*|[^\[\]\n]{0,80}@[^\[\]\n]{0,80}|(?:see|source|ref|from|mail|e-?mail|message|id|cit)\b[^\[\]\n]{0,80})\]",
     r"\((?:see|source|ref|from|mail|e-?mail|message|id)\b[^()\n]*\)",
 )
