@@ -303,6 +303,8 @@ def competes(case: Case, held: Segment, other: Segment, joints: set[str], edge: 
 def is_aside(case: Case, other: Segment, fluent: bool) -> bool:
     """Whether a segment is a remark on the candidate before it: "the treasurer", "shipped in May"."""
     text = other.text.lstrip()
+    if text.isupper() and {*text.strip()} <= {*re.findall(r"\b[A-Z](?=[a-z])", case.given.text)}:
+        return True  # initials: "Federal Power Commission (FPC)"
     if _ASIDE.match(text) or (case.expected.names and _APPOSED.match(text)):
         return True
     detail = text[0].islower() and not _APPOSED.match(text)
