@@ -174,7 +174,7 @@ def clean(text: str) -> str:
     if len(_NUMBERED.findall(text)) > 1:
         text = _NUMBERED.sub("", text)
     text = re.sub(r"\b(?:mr|mrs|ms|dr|prof|messrs)\b\.?\s(?=[A-Za-z])", "", text, flags=re.IGNORECASE)
-    text = re.sub(r"\b([A-Za-z])\.\s?(?=[A-Za-z]\.)", r"\1", text)  # D. C. and P.V. are one token
+    text = re.sub(r"\b([A-Za-z])\.(?:\s?(?=[A-Za-z]\.)|(?=[A-Za-z]\b))", r"\1", text)  # D. C. and P.V are one token
     text = re.sub(r"[^\S\n]+", " ", text).strip()
     lower = text.lower()
     for key, pattern, instead in _WORDINGS:

@@ -16,7 +16,7 @@ from emailrl.facts.reading import EMAIL, Fact, Literal, Name, Reading, Unit, agr
 from emailrl.facts.words import OPPOSITES, STOPWORDS, TITLES, clean, has_word, is_i_dont_know, says_something
 from emailrl.rewards.matching.language import COURTESY, DENIAL, FRAME, NO_DENIAL, REFUSAL
 from emailrl.rewards.matching.question import SHORT, WHOLE, Case, clauses, is_whole, read_reference
-from emailrl.rewards.matching.vetoes import stands_against
+from emailrl.rewards.matching.vetoes import has, stands_against
 
 _KINDS = {
     "date": "date_received date_sent reply_date my_reply_date first_contact date_stated time deadline",
@@ -96,7 +96,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
     if kind in QUOTED or len(expected.full.units) > SHORT:
         literals = [*(literals if kind not in QUOTED else ()), Literal(WHOLE, bare)]
     given = read(answer, temporal=asked.temporal, numbering=asked.numbering, literals=literals)
-    case = Case(asked, expected, given, clauses(given, expected.said, expected.lasting))
+    case = Case(asked, expected, given, clauses(given, expected.said, expected.lasting, expected.echo))
     if not case.clauses:
         return False
     if asked.polar:
@@ -107,7 +107,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
             return taken is wanted and not contradicts_itself(case) and not stands_against(case)
     if kind in QUOTED and (not case.is_quoted or len(case.new(given.units)) > 1):
         return False
-    return covers(case) and not stands_against(case)
+    return (covers(case) or is_part(case)) and not stands_against(case)
 
 
 def _bare(text: str) -> str:
@@ -175,6 +175,45 @@ def covers(case: Case) -> bool:
     if any(isinstance(fact, Literal) for fact in strong):
         return hits >= (count + len(weak)) // 3
     return hits >= enough(count + len(weak), bool(strong or expected.names), not stems)
+
+
+_AND = re.compile(r"(?:'s)?(?:\s?,)?\s(?:and|&|plus)\s(?:the\s|an?\s)?")
+_FINITE = re.compile(
+    r"\b(?:is|are|was|were|be|been|has|have|had|will|would|can|could|should|may|might|must|do|does|did|[a-z]+ed)\b"
+)
+_AUXILIARY = r"(?:did|do|does|was|is|were|are|had|has|have|will|would|could|should|can)\b"
+_ENTITY = re.compile(  # Asks for a thing that a name, a number or a code answers.
+    r"\b(?:which|whose|where|who|whom|when|how (?:much|many|long|far|often))\b"
+    rf"|\b(?:at|in|on|for|to|by|of|from|with) what\b|\bwhat (?!{_AUXILIARY})\w+",
+    re.IGNORECASE,
+)
+
+
+def is_part(case: Case) -> bool:
+    """Whether an answer only repeats what a reference that is a sentence adds to the question, and enough of it: what
+    the question asks for (a person, a time, an amount, a third of the names), or a third of all."""
+    asked, full = case.asked, case.expected.full
+    said = [unit for units in case.sentences.values() if case.holds(*units) for unit in units]
+    own, given = ([unit for unit in units if not case.is_asked(unit)] for units in (full.units, said))
+    repeated, new = len(full.units) - len(own), case.new(said)
+    if not given or len(said) >= len(full.units) or not (repeated > 1 or _FINITE.search(full.text)):
+        return False
+    if any(unit.fact for unit in new) or 3 * len(new) > len(given) or any(unit not in case.asserted for unit in given):
+        return False
+    for one, other in pairwise(own):  # "Ada and Bo" need both
+        alike = bool(one.fact) is bool(other.fact) and one.text[0].isupper() is other.text[0].isupper()
+        if alike and has(given, one) != has(given, other) and _AND.fullmatch(full.text, one.end, other.start):
+            return False
+    if case.expected.kinds:
+        return any(isinstance(unit.fact, case.expected.kinds) for unit in given)
+    if _ENTITY.search(asked.reading.text):
+        if asked.person and case.expected.names:
+            words = _TOKEN.findall(case.given.text.replace("'s", ""))
+            return any(has_name(name, words, case) for name in case.expected.names)
+        named = [has(given, unit) for unit in own if unit.fact or unit.text[0].isupper()]
+        if 3 * sum(named) >= len(named) > 0:
+            return True
+    return repeated > 1 and 3 * len(given) >= len(own)
 
 
 def is_counted(case: Case, unit: Unit, behind: Unit | None) -> bool:

@@ -39,7 +39,16 @@ SUPERSEDED = _any(  # States that what it refers to no longer counts, unless que
 )
 FORWARD = (  # Denies what follows it, not what precedes it.
     r"\b(?:instead of|rather than|except(?: for)?|other than|apart from|as opposed to|(?<=moved )away from|in place of"
-    rf"|anything but|unlike|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
+    r"|with no|without(?! (?:a |any )?doubt)|outside of|anything but|unlike"
+    rf"|(?:any|every|all|no)\s?\w* but|(?-i:not)(?= (?-i:[A-Z{MASK}])))\b"
+)
+NEGATIVE = _any(  # Makes a question one about what is not, so that an answer that repeats it may deny too.
+    DENIAL.pattern,
+    REFUSAL.pattern,
+    r"\b(?:except|besides|without|skip\w*|miss\w*|lack\w*|left out|omit\w*"
+    r"|stop\w*|fail\w*|unable|prevent\w*"
+    r"|avoid\w*|exclud\w*|lost|trouble"
+    r"|leave|instead|rather|doubt|un\w{5,}ed|wrong|away|before|until|only|other than|else)\b",
 )
 MOVED = _any(  # Names an old value next to the new one.
     r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"
@@ -52,6 +61,7 @@ DOUBT = _any(  # Nothing from here to the end of the sentence is asserted.
     r"(?<!no )(?<!without )(?<!beyond )(?<!without a )(?<!without any )\bdoubt(?!less)\w*",
     r"\b(?:a lie|lies? that|lying|implausible|untrue|false(?:ly|hood)?|myth|hoax|rumou?r\w*|deny|denies|denied that"
     r"|disput\w+|disagree\w*|unlikely|contrary to|no way|far from|hardly|pretend\w*|allegedly|supposedly|if only"
+    r"|(?:nobody|no one)\s(?:\w+\s)?(?:said|says|thinks|thought|claim\w*|believe\w*)"
     r"|(?:wrong|incorrect|mistaken|inaccurate|misleading|impossible|nonsense|absurd|fiction)(?:ly)?"
     r"|(?:not|n't|never|no longer)\s(?:\w+\s){0,2}(?:true|correct|right|accurate|the case|believe|think|say))\b",
 )
@@ -60,6 +70,18 @@ RETRACTION = _any(  # Takes back what an answer said.
     r"(?:that|this|it|what|my|the above|all)\b",
     r"\bi (?:made (?:that|this|it) up|take (?:that|it|this) back|(?:was|am) (?:joking|kidding|wrong|lying)|mis\w+|mean"
     r"|mixed)\b",
+    r"\b(?:strike that|on (?:reflection|closer look)|(?:first|initially|originally),? (?:i|we|it) \w+"
+    r"|(?:i|everyone|everybody|people|we|they) (?:first |once |often |mistakenly )*"
+    r"(?:thought|believed|assumed|claimed|answer)"
+    r"|(?:someone|somebody|rumou?rs?) \w+s?\b|turns? out to be"
+    r"|(?:my|the) previous (?:answer|guess)"
+    r"|edit:|it is no longer"
+    r"|(?:is|was) the (?:old|former|previous|wrong)"
+    r" (?:value|answer|figure|one|number|date)"
+    r"|(?:was|were) (?:later|since|subsequently) (?:withdrawn|retracted|reversed|corrected|cancell?ed)"
+    r"|but the \w+ says)",
+    r"\bgrader\b|\b(?:mark|grade|accept|treat|count) (?:this|it|both|my|the)\b|\bthe reference (?:says?|answer|is)\b"
+    r"|[{}]",
     r"\b(?:just kidding|only joking|on second thoughts?|correction|never ?mind|or rather|oops|not really)\b",
     r"\b(?:this|that|which|it|the above|all of (?:this|that))\s(?:\w+\s){0,2}?(?:is|was|isn't|wasn't|are|be|seems)\s"
     r"(?:\w+\s){0,2}?(?:false|wrong|incorrect|untrue|mistake\w*|error|inaccurate|nonsense|made up)\b",
@@ -67,14 +89,29 @@ RETRACTION = _any(  # Takes back what an answer said.
     r"[-\u2013\u2014,.(]\s*(?:no|nope|wait|not|wrong|false|incorrect|untrue|sorry)\b[\s,.!)]*"
     r"(?:$|(?:no|wait|sorry|actually|it|that)\b)",
 )
+EXCLUDES = _any(  # Names what is not the answer.
+    r"\b(?:everything|anything|everyone|anyone|all of (?:them|these)|whatever|any (?:other )?answer)\b[^.;]{0,20}?"
+    r"(?:\b(?:except|but|other than|apart from|besides|save|is not|are not)\b|n't\b)",
+    r"\b(?:complement|opposite|converse|inverse|negation) of\b|\b(?:not one|none|neither) of (?:these|those|the)\b",
+)
 HEDGE = _any(
-    r"\b(?:maybe|perhaps|possibly|might|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
-    r"|not sure|guess\w*|supposed\w*|one of|among|candidates?|options?|potential\w*|possible|conceivabl[ey]|if"
-    r"|unless|whether|backup|fallback|runner-up|short ?list|probability|plan b"
+    r"\b(?:maybe|perhaps|possibly|may(?= (?:be|have)\b)|could (?:be|have)|either|unclear|uncertain|unsure"
+    r"|not sure|guess\w*|one of|conceivabl[ey]|backup|fallback|runner-up|short ?list|probability|plan b"
     r"|(?:first|second|main|spare|alternative) (?:answer|choice|pick))\b"
 )
-ALTERNATIVE = _any(  # Offers another answer besides.
-    r"\((?=or\b)|\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
+CONDITION = _any(r"\b(?:might|supposed\w*|among|candidates?|options?|potential\w*|possible|if|unless|whether)\b")
+"""Hedges an answer that repeats nothing of the question; a sentence about it may say so of something else."""
+ALTERNATIVE = _any(  # Offers another answer besides, or only supposes its own.
+    r"(?:(?m:^)|[.!?]\s)\s*(?:perhaps|maybe|possibly|potentially)\b"
+    r"|\b(?:i|we)(?:'m| am| are)?\s(?:not sure|guess|unsure)\b",
+    r"\((?=or\b)|\b(?:otherwise|unless|assuming|in (?:some|other|most) cases|(?:just )?as likely"
+    r"|hard to (?:tell|say)|according to (?:some|others)"
+    rf"|{_MAILS} (?:disagree|differ|conflict)\w*"
+    rf"|(?:one|another|the other) {_MAILS} (?:says?|names?|states?|gives?))\b",
+    r"(?m:^)\s*(?:should|if)\b[^.;]{1,200}\b(?:be|is|was|are)\b[^,.;]{0,60},"
+    r"|\b(?:answer|option|choice|candidate|guess) (?-i:[A-D1-4])\b",
+    r"\b(?:thinks?|says?|claims?|believes?)\b[^.]{1,200};[^.]{1,200}\b(?:thinks?|says?|claims?|believes?)\b",
+    r"\b(?:alternatively|failing that|or else|and/or|(?:but|whereas|while|though) the (?:\w+ )?answer is"
     r"|(?:some(?:one|body)?|others) (?:says?|claims?|wrote|writes?))\b",
     r"\bif (?:not\b|(?:it|that)(?:(?: is|'s) not| isn't)\b)[^;]{1,200},\s*(?:then|it is|it's)\b",
     rf"\b(?:in|from) one {_MAILS}.*\b(?:another|the other|elsewhere)\b|(?-i:\bA\)\s.*\sB\))\s",
@@ -111,7 +148,8 @@ FRAME = _any(  # Introductions of an answer or its source.
     r"\(?\b(?:sources?|references?|citations?|cited|message[- ]?ids?|see(?: also)?(?: the)? (?:e-?mail|mail|message))"
     r"\s?(?:#\s?\d+|id|number)?\s?[:=]\s*[^\n]*",
     r"<[^<>\s]*\d{6}[^<>\s]*@[^<>\s]*>",
-    r"\[(?:\s*\d{1,2}\s*|[^\[\]\n]{0,80}@[^\[\]\n]{0,80}|(?:see|source|ref|from|mail|e-?mail|message|id|cit)\b[^\[\]\n]{0,80})\]"
-    r"|\[[^\[\]\n]{0,80}\]\([^()\n]*\)",
+    r"\b(?:i )?hope (?:this|that|it) helps?\b[.!]*\s*$",
+    r"\[[^\[\]\n]{0,80}\]\([^()\n]*\)",
+    r"\[(?:\s*\d{1,2}\s*|[^\[\]\n]{0,80}@[^\[\]\n]{0,80}|(?:see|source|ref|from|mail|e-?mail|message|id|cit)\b[^\[\]\n]{0,80})\]",
     r"\((?:see|source|ref|from|mail|e-?mail|message|id)\b[^()\n]*\)",
 )

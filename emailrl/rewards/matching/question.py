@@ -11,7 +11,17 @@ from emailrl.facts.dates import ZONE, Date, Time
 from emailrl.facts.quantities import UNITS, Quantity
 from emailrl.facts.reading import Fact, Literal, Name, Reading, Unit, agree, find_names, read
 from emailrl.facts.words import has_word, stem
-from emailrl.rewards.matching.language import DENIAL, DOUBT, FORWARD, MOVED, NO_DENIAL, NOT_UNTIL, REFUSAL, SUPERSEDED
+from emailrl.rewards.matching.language import (
+    DENIAL,
+    DOUBT,
+    FORWARD,
+    MOVED,
+    NEGATIVE,
+    NO_DENIAL,
+    NOT_UNTIL,
+    REFUSAL,
+    SUPERSEDED,
+)
 
 SHORT = 4  # A reference of at most this many facts and words is a bare answer, not a sentence.
 WHOLE = "whole"  # The kind of literal made of a long reference's whole text; it is masked in an answer like a fact.
@@ -22,8 +32,9 @@ _CUT = re.compile(
     rf"(?P<forward>{FORWARD})|,\s+(?:(?:and|or|but|so|because|although|while|which|who)\s+)?|:\s|\s[-\u2013\u2014]+\s|[()]"
     r"|(?<!\bnot)(?<!n't)(?<!\bnever)(?<!\bbut)\s+because\s+"
     r"|\s+(?:although|though|while|whereas|(?<!one )(?<!body )(?<!thing )but)\s+|\s+so\s+(?=that\b)"
-    r"|\s+and\s+(?=(?:not|never|will|would|should|is|are|was|were|has|have|can|could|must|he|she|it|they|we|you|i|then"
-    r"|also|to)\b)",
+    r"|\s+and\s+(?=(?:not|never|will|would|should|is|are|was|were|has|have|had|did|does|do|can|could|might|may|must|he|she|it|they|we|you|i"
+    r"|then|also|to|nobody|no|none|nothing)\b)"
+    r"|,?\s+(?:since|so|when|while)\s+|\s+(?:which|that|who)\s+(?=(?:\w+\s)?(?:not|never|cannot)\b|\w+n't\b)",
     re.IGNORECASE,
 )
 
@@ -39,28 +50,35 @@ class Clause:
     units: tuple[Unit, ...]
 
 
-def clauses(reading: Reading, said: str, lasting: bool = False) -> tuple[Clause, ...]:
-    """Return the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored. "Not until
-    May" is no denial, unless the reference names something ``lasting`` until then."""
+def clauses(
+    reading: Reading, said: str, lasting: bool = False, echo: frozenset[str] = frozenset()
+) -> tuple[Clause, ...]:
+    """Return the clauses of a text in order; denials and doubts that also occur in ``said`` are ignored, and denials in
+    a clause with two stems of ``echo``. "Not until May" is no denial, unless the reference names something ``lasting``
+    until then."""
     text, position, found = reading.masked, 0, []
     for number, stop in enumerate([*_SENTENCE_END.finditer(text), None]):
         end = stop.start() if stop else len(text)
         doubted = False
         for first, last, status in _pieces(text, position, end, said):
             piece = text[first:last]
+            units = tuple(unit for unit in reading.units if first <= unit.start < last)
+            echoes = sum(unit.stem in echo for unit in units) > 1 and not _NOT_IT.match(piece)
             doubted = doubted or _says_new(DOUBT, piece, said)
             if stop and stop[0] == "?":
                 status = None
             elif status:
                 denial = NO_DENIAL.sub(" ", piece if lasting else NOT_UNTIL.sub(" ", piece))
                 refused = any(found.search(piece) and not found.search(said) for found in (REFUSAL, SUPERSEDED))
-                status = not (doubted or refused or _says_new(DENIAL, denial, said))
+                status = not (doubted or (not echoes and (refused or _says_new(DENIAL, denial, said))))
             elif doubted:
                 status = False
-            units = tuple(unit for unit in reading.units if first <= unit.start < last)
             found.append(Clause(first, piece, number, status, units))
         position = stop.end() if stop else end
     return tuple(found)
+
+
+_NOT_IT = re.compile(r"\W*(?:it\s)?(?:is\s|was\s)?(?:\w+ly\s)?(?:not\b|isn't|wasn't)", re.IGNORECASE)
 
 
 def _pieces(text: str, start: int, end: int, said: str) -> Iterator[tuple[int, int, bool | None]]:
@@ -92,14 +110,15 @@ def _is_new(found: re.Match[str], said: str) -> bool:
 
 
 _TEMPORAL = re.compile(
-    r"\bwhen\b|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?"
+    r"^(?:\w+\s){0,2}when\b|\b(?:and|or|by|since|until)\swhen\b"
+    r"|\b(?:what|which)\s(?:(?:is|was|are|will be)\s)?(?:the\s)?(?:\w+\s)?"
     r"(?:time|date|day|weekday|month|year|deadline)s?\b",
     re.IGNORECASE,
 )
 _QUANTITY = re.compile(
-    r"\bhow\s(?:many|much|long|large|big|far|old|tall|high|wide|fast|often)\b|\b(?:price|costs?|fee|budget|rate|amount"
-    r"|salary|share|percentage|percent|discount|rent|strike|size|total|value|volume|number of|balance|limit|threshold"
-    r"|minimum|maximum)\b",
+    r"\bhow\s(?:many|much|long|large|big|far|old|tall|high|wide|fast|often)\b|\b(?:what|which)(?:'s)?\s(?:[\w'-]+\s){0,5}?"
+    r"(?:price|costs?|fee|budget|rate|amount|salary|share|percentage|percent|discount|rent|strike|size|total|value|volume"
+    r"|number of|balance|limit|threshold|minimum|maximum)\b",
     re.IGNORECASE,
 )
 _PERSON = re.compile(
@@ -154,6 +173,7 @@ class Reference:
     known_facts: tuple[Fact, ...]
     said: str
     """Text whose denials are ignored: the question, and the reference's titles ("No Free Lunch") and refusals."""
+    echo: frozenset[str]  # The question's stems if it asks for what is not.
     lasting: bool  # Whether something lasts until a time, so that "not until" denies it.
     kinds: tuple[type, ...]
     """The kinds of fact that answer the question and occur in the reference; empty if everything in it counts."""
@@ -164,7 +184,11 @@ class Reference:
 
     @property
     def denied(self) -> set[str]:
-        return {unit.stem for part in self.clauses if part.asserted is False for unit in part.units}
+        denied, rest = (
+            {unit.stem for part in self.clauses if (part.asserted is False) is no for unit in part.units}
+            for no in (True, False)
+        )
+        return denied - rest
 
 
 @lru_cache(maxsize=4096)
@@ -230,6 +254,7 @@ def read_reference(question: str, reference: str, others: str, kind: str | None)
         known=asked.stems | {*in_names, *every.stems},
         known_facts=(*every.facts, *asked.reading.facts),
         said=said,
+        echo=asked.stems if NEGATIVE.search(question) and not asked.polar else frozenset(),
         lasting=re.search(r"\buntil\b", reference) is not None and not NOT_UNTIL.search(reference),
         kinds=() if asked.several else kinds,
     )
@@ -251,6 +276,12 @@ class Case:
             return has_word(unit.stem, self.expected.known)
         return is_whole(fact) or any(agree(other, fact) or agree(fact, other) for other in known)
 
+    def is_asked(self, unit: Unit) -> bool:
+        """Whether a unit occurs in the question."""
+        if unit.fact is None:
+            return has_word(unit.stem, self.asked.stems)
+        return any(agree(unit.fact, other) for other in self.asked.reading.facts)
+
     def holds(self, *units: Unit) -> bool:
         """Whether any unit is part of what the reference adds to the question."""
         return any(
@@ -263,6 +294,10 @@ class Case:
     def new(self, units: Iterable[Unit]) -> list[Unit]:
         """Return the units that occur in neither the reference nor the question."""
         return [unit for unit in units if not self.is_known(unit)]
+
+    def echoes(self, units: Iterable[Unit]) -> bool:
+        """Whether units repeat the question, as a whole sentence does: two of its words or facts beside the answer."""
+        return sum(self.is_asked(unit) and not self.holds(unit) for unit in units) > 1
 
     @property
     def is_short(self) -> bool:

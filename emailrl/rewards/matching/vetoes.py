@@ -4,27 +4,35 @@ much besides."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
-from itertools import pairwise
+from itertools import groupby, pairwise
 
-from emailrl.facts.quantities import Quantity
-from emailrl.facts.reading import Unit, agree, find_names, same_token, word_before
+from emailrl.facts.reading import Reading, Unit, agree, find_names, same_token, word_before
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
-from emailrl.rewards.matching.language import ALTERNATIVE, COPIED, DOUBT, GIVES_UP, HEDGE, REFUSAL, RETRACTION
+from emailrl.rewards.matching.hedging import JOINT, hedges_between
+from emailrl.rewards.matching.language import (
+    ALTERNATIVE,
+    CONDITION,
+    COPIED,
+    DENIAL,
+    DOUBT,
+    EXCLUDES,
+    GIVES_UP,
+    HEDGE,
+    REFUSAL,
+    RETRACTION,
+)
 from emailrl.rewards.matching.question import Case, is_whole
-from emailrl.rewards.matching.rivals import JOINT, OR, bare_rivals, lists, rival_clause, rival_facts, rival_items
 
 _BY_WHO = re.compile(
-    r"^(?:who|(?:which|what)\s(?!(?:is|are|was|were|do|does|did)\b)\w+)\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*"
-    r"(?!(?:did|does|do)\b)(?P<verb>\w+)",
-    re.IGNORECASE,
+    r"^who\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*(?!(?:did|does|do)\b)(?P<verb>\w+)", re.IGNORECASE
 )
 _SLOTS = ("from", "for", "to", "into", "with", "against", "under")
-_TO_WHOM = re.compile(r"^(?:who|whom|(?:which|what)(?:\s\w+){1,3}?)\s(?:did|does|do)\s", re.IGNORECASE)
 _LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
-_SCORE = re.compile(r"\s?(?:[-\u2013:]|\bto\b)\s?")
-_PART = re.compile(f"{JOINT.pattern}|{_LINK.pattern}", re.IGNORECASE)
+_SCORE = re.compile(r"\ue000\s?(?:[-\u2013:]|to)\s?\ue000")
+_PART = re.compile(rf"{JOINT.pattern}|{_LINK.pattern}|\s[-\u2013]\s", re.IGNORECASE)
 """Joins the parts of a statement; their order may matter."""
 
 
@@ -33,14 +41,14 @@ def turned_round(case: Case) -> bool:
     if not (case.is_mixed and case.is_short):
         return False
     question, text = case.asked.reading.text, case.given.masked
-    active, whom = _BY_WHO.match(question), _TO_WHOM.match(question)
+    active = _BY_WHO.match(question)
     own = {token for name in case.expected.names for token in name.tokens if len(token) > 1}
     slots = {word_before(question, name.start): name.tokens[0] for name in find_names(case.asked.reading)}
     every = find_names(case.given)
     for part in case.clauses:
         names = [name for name in every if part.asserted and part.start <= name.start < part.start + len(part.text)]
         for name in names:
-            before, after = word_before(text, name.start), re.match(r"\W+(?!\w+ing\b)(\w+)", text[name.end :])
+            before = word_before(text, name.start)
             is_own = bool(own & {*name.tokens})
             asked = slots.get(before) if before in _SLOTS else None
             if asked and f"{before} {asked}" not in part.text.lower() and (asked in part.text.lower()) is is_own:
@@ -50,8 +58,6 @@ def turned_round(case: Case) -> bool:
                 return True
             first = name.start <= part.start + len(before) + 3
             if active and is_own and not first and stem(before) == stem(active["verb"]):
-                return True
-            if whom and is_own and after and stem(after[1]) in case.asked.stems:
                 return True
     return False
 
@@ -73,34 +79,19 @@ def replaced(case: Case) -> bool:
 
 
 def mixed_up(case: Case) -> bool:
-    """Whether only the order differs: sides of a score, parts of a list, facts, or the two sides of an "after"."""
+    """Whether only the order differs: of facts, of the parts of a list, or of the two sides of an "after"."""
     own, given = case.expected.full, case.given
-    scores, given_scores = (
-        {
-            (one.fact.value, other.fact.value)
-            for one, other in pairwise(reading.units)
-            if isinstance(one.fact, Quantity) and isinstance(other.fact, Quantity)
-            if _SCORE.fullmatch(reading.text[one.end : other.start])
-        }
-        for reading in (own, given)
-    )
-    if any((second, first) in given_scores - scores for first, second in scores - given_scores):
-        return True
-    if case.is_quoted or len(case.new(given.units)) > 2:
+    if case.is_quoted or len(case.new(given.units)) > 2 or own.text.lower().rstrip(".") in given.text.lower():
         return False
-    # "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %": the words keep the reference's order, the facts do not.
-    at_one = [
-        (*at, unit.fact is None)
-        for unit in given.units
-        if len(at := [at for at, one in enumerate(own.units) if has([one], unit)]) == 1
-    ]
-    words, facts = ([at for at, is_word in at_one if is_word is wanted] for wanted in (True, False))
-    between = any(first < word < last for first, last in pairwise(sorted(facts)) for word in words)
-    if between and words == sorted(words) and len(words) > 1 and facts != sorted(facts):
-        return True
-    ours, theirs = (
-        [item.units for items in lists(reading, _PART) for item in items if item.units] for reading in (own, given)
+    # "Ada 40 %, Bo 60 %" for "Ada 60 %, Bo 40 %", "1-3" for "3-1": the words keep their order, the facts do not.
+    sames = [(unit, [at for at, one in enumerate(own.units) if has([one], unit)]) for unit in given.units]
+    facts, words = (
+        [at[0] for unit, at in sames if len(at) == 1 and bool(unit.fact) is is_fact] for is_fact in (True, False)
     )
+    between = len(words) > 1 and any(a < word < b for a, b in pairwise(sorted(facts)) for word in words)
+    if facts != sorted(facts) and words == sorted(words) and (between or _SCORE.search(own.masked)):
+        return True
+    ours, theirs = _parts(own), _parts(given)
     places = [[[at for at, part in enumerate(ours) if has(part, unit)] for unit in part] for part in theirs]
     sure = [[place for at in part if len(at) == 1 for place in at] for part in places]
     order = [at for part in sure for at in part]
@@ -111,20 +102,22 @@ def mixed_up(case: Case) -> bool:
     for link in _LINK.finditer(given.masked):
         middle = own.masked.find(link[0])
         behind = [unit for unit in given.units if unit.start >= link.end()][:2]
-        early = [unit for unit in own.units if unit.start < middle]
-        late = [unit for unit in own.units if unit.start > middle]
+        early, late = ([u for u in own.units if (u.start < middle) is is_early] for is_early in (True, False))
         if any(has(early, unit) and not has(late, unit) for unit in behind):
             return True
     return False
 
 
+def _parts(reading: Reading) -> list[list[Unit]]:
+    """The units of each part of a statement."""
+    starts = [cut.start() for cut in _PART.finditer(reading.masked)]
+    return [[*part] for _, part in groupby(reading.units, key=lambda unit: bisect(starts, unit.start))]
+
+
 def others_own(case: Case) -> bool:
     """Whether the expected name occurs only as the possessor of somebody else, as in "Ada Moss's deputy"."""
-    if not (case.asked.person and case.expected.names):
-        return False
-    own = {token for name in case.expected.names for token in name.tokens}
-    text = case.given.masked
-    held = [name for name in find_names(case.given) if own & {*name.tokens}]
+    own = {token for name in case.expected.names for token in name.tokens if case.asked.person}
+    text, held = case.given.masked, [name for name in find_names(case.given) if own & {*name.tokens}]
     owned = [re.match(r"\W*'s?\s+(\w+)", text[name.end - 2 :]) for name in held]
     return bool(owned) and all(found and not has_word(stem(found[1]), case.expected.known) for found in owned)
 
@@ -140,9 +133,12 @@ def has(units: Sequence[Unit], wanted: Unit) -> bool:
 
 
 _DIRECTION = re.compile(r"\b(?:before|after|more|less|fewer|without|with|over|under|above|below|least|most)\b")
+_CONVERSE = frozenset(("buy", "sell"))  # "sold to Duke" answers "Who bought it?".
 _MORE = re.compile(r"\b(?:who|where|when|why|how|what|which|further|more|other|additional|else|exact|specific)\b", re.I)
 _PERSONAL = re.compile(r"\b(?:I(?='|\s[a-z])|me|my|we|we're|we'll|our|us|you|your|please|thanks|Please|Thanks)\b")
-_ANAPHOR = re.compile(r"\b(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE)
+_ANAPHOR = re.compile(
+    r"^\W*(?:\w+\s){0,2}(?:it|its|they|their|them|he|she|his|her|this|that|these|those|also|both)\b", re.IGNORECASE
+)
 _UPPER = r"before|under|below|(?:less|fewer) than|at most"
 _LOWER = r"after|over|above|more than|at least"
 _LIMITS = tuple(  # Upper and lower limits as a reference states them, and as a question asks for them.
@@ -161,19 +157,19 @@ def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
 
 
 def hedges(case: Case) -> bool:
-    """Whether the answer only supposes its part of the reference, offers an alternative, or sets it aside. That is: a
-    clause, or the label of a list, that supposes; percentages of candidates that add up to 100, though no number was
-    asked for; or a whole reference quoted only in brackets, after another statement."""
+    """Whether the answer only supposes its part of the reference, offers an alternative, or sets it aside: quotes a
+    whole reference only in brackets, after another statement."""
     text, masked = case.given.text, case.given.masked
+    if is_new(case, ALTERNATIVE, text) or is_new(case, ALTERNATIVE, masked):
+        return True
     for part in case.clauses:
         end = part.start + len(part.text)
-        is_label = text[end:].lstrip().startswith(":")
-        if (is_label or case.holds(*part.units)) and is_new(case, HEDGE, text[part.start : end]):
+        about = sum(case.is_asked(unit) and not case.holds(unit) for unit in case.sentences[part.sentence])
+        markers = (HEDGE, CONDITION)[: 2 - about] if about < 2 else ()
+        if any(is_new(case, marker, text[part.start : end]) for marker in markers) and (
+            case.holds(*part.units) or text[end:].lstrip().startswith(":")
+        ):
             return True
-    shares = [fact.value for fact in case.given.facts if isinstance(fact, Quantity) and fact.base == "percent"]
-    counts = any(isinstance(fact, Quantity) for fact in case.expected.known_facts)
-    if is_new(case, ALTERNATIVE, text) or (len(shares) > 1 and sum(shares) == 100 and not counts):
-        return True
     before = [(masked[: unit.start], unit) for unit in case.given.units if case.is_quoted]
     outside = [unit for text, unit in before if text.count("(") + text.count("[") == text.count(")") + text.count("]")]
     return len(case.new(outside)) > 1 and not any(unit.fact and is_whole(unit.fact) for unit in outside)
@@ -181,7 +177,7 @@ def hedges(case: Case) -> bool:
 
 def takes_back(case: Case) -> bool:
     """Whether the answer retracts its statement, doubts it in a separate clause, or phrases it as a question."""
-    if is_new(case, RETRACTION, case.given.masked):
+    if is_new(case, RETRACTION, case.given.masked) or is_new(case, EXCLUDES, case.given.masked):
         return True
     last = case.clauses[-1]
     if case.given.text.endswith("?") and case.holds(*last.units):
@@ -209,9 +205,10 @@ def denied(case: Case) -> bool:
     asserts, denies, statuses = case.stems(True), case.stems(False), case.expected.statuses
     if {True, False} <= statuses and case.expected.denied & asserts and not denies:
         return True
-    if statuses == {True} and not case.asked.polar and not OR.search(case.asked.reading.text):
+    if statuses == {True} and not case.asked.polar and not re.search(r"\bor\b", case.asked.reading.text):
         for part in case.clauses:
-            if part.asserted is False and part.units and all(unit.stem in case.asked.stems for unit in part.units):
+            is_denied = part.asserted is False and DENIAL.search(part.text) and part.units
+            if is_denied and all(unit.stem in case.asked.stems for unit in part.units):
                 return True
     return bool(({*case.expected.words} - case.expected.denied) & denies - asserts)
 
@@ -220,10 +217,12 @@ def opposed(case: Case) -> bool:
     """Whether the answer uses the opposite of a word of the reference or the question, or another limit."""
     parts = [part for part in case.clauses if case.holds(*part.units)]
     given = {unit.stem for part in parts for unit in part.units if unit.fact is None}
-    given |= {stem(word) for part in parts for word in _DIRECTION.findall(part.text.lower())}
     before = case.asked.reading.text if case.is_quoted else case.texts
-    said = {*(case.asked.stems if case.is_quoted else case.expected.known)}
-    said |= {*map(stem, _DIRECTION.findall(before.lower())), *(["refus"] if REFUSAL.search(before) else [])}
+    said = {*(case.asked.stems if case.is_quoted else case.expected.known)} - _CONVERSE
+    if not case.is_quoted:
+        given |= {stem(word) for part in parts for word in _DIRECTION.findall(part.text.lower())}
+        said |= {*map(stem, _DIRECTION.findall(case.expected.full.text.lower()))}
+    said |= {"refus"} if REFUSAL.search(before) else set()
     if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
         return True
     held = [unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)]
@@ -241,18 +240,22 @@ def says_too_much(case: Case) -> bool:
     units = list(case.sentences.values())
     news = [len(case.new(one)) for one in units]
     joined = {part.sentence for part in case.clauses if _ANAPHOR.search(part.text) or is_new(case, GIVES_UP, part.text)}
-    strange = sum(
-        len(one) == new > 0 and number not in joined
+    at = next((at for at, one in enumerate(units) if case.holds(*one)), 0)
+    seen = {unit.stem for unit in units[at] if unit.fact is None}
+    odd = [
+        number not in joined
+        and 3 * new > 2 * len(one)
+        and not seen & {unit.stem for unit in one if unit.fact is None} - case.asked.stems
         for (number, one), new in zip(case.sentences.items(), news, strict=True)
-    )
-    held = next((one for one in units if case.holds(*one)), [])
-    late = held is not units[0]
-    if case.is_short and sum(unit.stem in case.asked.stems - {*case.expected.full.stems} for unit in held) >= 2:
-        most_strange, longest, total = 4, 28, 60
+    ]
+    strange = sum(odd)
+    if at and odd[0] and not case.asked.polar:
+        return True
+    if case.is_short and case.is_mixed and case.echoes(units[at]):
+        longest, total = 28, 60
     else:
-        most_strange = 3 if case.is_short and not late else 2
-        longest, total = 12 if case.is_mixed else 6, 8 if late else 30
-    if strange >= most_strange or max(news) > longest or sum(news) > total or is_new(case, COPIED, case.given.masked):
+        longest, total = 12 if case.is_mixed else 6, 8 if at else 30
+    if strange >= 2 or max(news) > longest or sum(news) > total or is_new(case, COPIED, case.given.masked):
         return True
     said = case.texts.lower().split()
     personal = any(word.lower() not in said for word in _PERSONAL.findall(case.given.masked))
@@ -261,10 +264,12 @@ def says_too_much(case: Case) -> bool:
     return sum(news) > (3 if strange else 4 if personal else 7)
 
 
+VETOES: tuple[Callable[[Case], bool], ...] = (
+    *(takes_back, hedges, gives_up, denied, hedges_between, opposed),
+    *(turned_round, others_own, mixed_up, replaced, says_too_much),
+)
+
+
 def stands_against(case: Case) -> bool:
     """Whether any veto applies to an answer that covers the reference."""
-    vetoes = (
-        *(takes_back, hedges, gives_up, denied, rival_items, rival_facts, rival_clause, bare_rivals),
-        *(opposed, turned_round, others_own, mixed_up, replaced, says_too_much),
-    )
-    return any(veto(case) for veto in vetoes)
+    return any(veto(case) for veto in VETOES)
