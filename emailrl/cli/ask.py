@@ -55,7 +55,7 @@ MAX_TURNS: Final = 20  # of a conversation that are kept
 I_DONT_KNOW: Final = "I don't know."
 NUM_HITS: Final = 3  # search hits shown per search
 NUM_LINES: Final = 5  # quoted lines per source email
-_SMOL_SHOWN: Final = "smol (for simple questions; its limits: docs/evidence/smol.md)"
+_SMOL_SHOWN: Final = "smol (right on half of free questions; its limits: docs/evidence/smol.md)"
 _FILTERS: Final = {"from_addr": "from", "to_addr": "to", "sent_after": "since", "sent_before": "before"}
 _WHY: Final = {
     StopReason.RAN_OUT_OF_TURNS: "The model gave no answer within {turns} turns (MAX_TURNS).",

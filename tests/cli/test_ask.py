@@ -214,7 +214,7 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     err = emailrl("ask", "When?", "--db", db)[2]
     assert f"model: nano (it knows the demo mailbox only; for other email: {INSTALL})\n" in err
     monkeypatch.setenv("SMOL_BASE", str(base))
-    shown = "model: smol (for simple questions; its limits: docs/evidence/smol.md)\n"
+    shown = "model: smol (right on half of free questions; its limits: docs/evidence/smol.md)\n"
     assert shown in emailrl("ask", "When?", "--db", db, "--model", "smol")[2]
     code, _, err = emailrl("ask", "When?", "--db", db)
     assert f"{shown.strip()}; no run has a best checkpoint\n" in err
