@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from questions.llm.chat_stub import ChatStub
 
+from emailrl.base import chat
 from emailrl.base.errors import UsageError
+from emailrl.base.http import Bill, CostReached
+from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.rewards.judge import JudgeError, LLMJudge, judge_key, read_verdict
 from emailrl.rewards.scorer import OfflineMatcher, build_scorer
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
@@ -151,6 +154,32 @@ def test_openrouters_key_goes_to_no_other_host() -> None:
         assert key(other, judge_api_key="own") == "own"
     with pytest.raises(UsageError, match="JUDGE_BASE_URL is not a valid URL"):
         key("http://h:99999/v1")
+
+
+def test_openrouter_is_asked_what_a_verdict_costs_and_the_bound_ends_the_scoring(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answered(answer: str) -> Trajectory:
+        asked = Scenario("1", "When?", "Friday", [], "ida@corvane.test", "2002-05-10")
+        return Trajectory(answer, "g", asked, rubric={"attempted_answer": True}, final_answer=answer)
+
+    other = serve(lambda body: (200, "True"))
+    judge(other, tmp_path).check("q", "r", "a")
+    assert "usage" not in other.requests[0]  # others refuse what they do not know
+    with closing(ChatStub(lambda body, number: (200, "True"), usage={"cost": 0.04})) as stub:
+        connect = chat.connect
+        monkeypatch.setattr(chat, "connect", lambda url, key, **how: connect(stub.url, key, **how))
+        for concurrency in (1, 4):
+            bill, given = Bill(0.05), AgentSettings(rollout_concurrency=concurrency)
+            rewards = RewardSettings(openrouter_api_key=KEY, judge_cache=tmp_path / f"{concurrency}.sqlite")
+            scorer = build_scorer(rewards, RewardWeightSettings(), given, reward="simple", bill=bill)
+            paid, unpaid = answered("Friday"), [answered("friday"), answered("A Friday")]
+            scorer.score([paid])
+            assert (paid.reward, bill.spent, stub.requests[-1]["usage"]) == (1.0, 0.04, {"include": True})
+            with pytest.raises(CostReached):  # and no trajectory's exception: the run can score them later
+                scorer.score(unpaid)
+            assert [(each.exception, each.reward_terms) for each in unpaid] == [(None, {})] * 2
+        assert len(stub.requests) == 2
 
 
 def test_neither_a_key_nor_the_credentials_of_the_endpoint_are_told(tmp_path: Path) -> None:

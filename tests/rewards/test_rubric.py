@@ -12,7 +12,8 @@ from emailrl.agent import Rubric
 from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
 from emailrl.rewards.rubric import art_e_reward, heuristic_reward, simple_reward
-from emailrl.settings import RewardWeightSettings
+from emailrl.rewards.scorer import build_scorer
+from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 SCENARIO = Scenario("1", "When?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
 
@@ -174,3 +175,11 @@ def test_terms(message: Message, readable: float, valid: float, useful: float) -
 def test_brevity_never_punishes() -> None:
     terms = heuristic_reward(max_tokens=100)(completed(Message("assistant", ""), tokens=120))
     assert terms["brevity"] == 0
+
+
+def test_mode_simple_is_scored_by_the_tokens_of_a_turn_and_nothing_played_gets_no_reward() -> None:
+    agent = AgentSettings(max_tokens=60, max_thinking_tokens=40)
+    call, empty = completed(calls("search_emails", keywords=["Pump order"])), completed(Message("user", "Please."))
+    build_scorer(RewardSettings(), RewardWeightSettings(), agent, reward="heuristic").score([call, empty])
+    assert call.reward == pytest.approx(0.25 + 0.25 + 0.5 + 0.1 * (1 - 25 / 100))
+    assert empty.exception == "ValueError: trajectory t holds no completion" and empty.reward_terms == {}

@@ -119,7 +119,8 @@ def test_a_mail_that_asks_for_a_score_stays_material(serve: Serve, tmp_path: Pat
 GOOD = '{"a1": {"why": "x", "score": 0.5}, "b2": {"why": "y", "score": 1}}'
 READ = [GOOD, f"<think>b2 > a1</think>\n{GOOD}", f"```json\n{GOOD}\n```", f" ```\n{GOOD}```\n"]
 REFUSED = [
-    "", "a1: 0.5, b2: 1", f"Here: {GOOD}", f"{GOOD} {GOOD}", f"<think>{GOOD}", f"[{GOOD}]", "{" * 5000 + "}" * 5000,
+    "", "a1: 0.5, b2: 1", f"Here: {GOOD}", f"{GOOD} {GOOD}", f"<think>{GOOD}", f"[{GOOD}]",
+    '{"a1": ' * 5000 + "1" + "}" * 5000,
     '{"a1": {"score": 0.5}}', GOOD.replace("b2", "c3"), GOOD[:-1] + ', "c3": {"score": 1}}',
     GOOD[:-1] + ', "a1": {"score": 1}}', '{"a1": 0.5, "b2": 1}',
     *(GOOD.replace("0.5", bad) for bad in ("1.01", "-0.1", "true", '"0.5"', "null", "NaN", "Infinity", "1e999")),

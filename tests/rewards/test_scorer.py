@@ -17,7 +17,15 @@ from emailrl.measure.evaluation import disagreement
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, Turn
 from emailrl.rewards.judge import JudgeError
 from emailrl.rewards.rubric import BatchReward, Terms, simple_reward
-from emailrl.rewards.scorer import OfflineMatcher, OverlongScorer, Scorer, build_scorer, count_candidates, measure
+from emailrl.rewards.scorer import (
+    MeasuringScorer,
+    OfflineMatcher,
+    OverlongScorer,
+    Scorer,
+    build_scorer,
+    count_candidates,
+    measure,
+)
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
 SCENARIO = Scenario("1", "When is the drill?", "May 20", ["<1@x>"], "ida@corvane.test", "2002-05-10")
@@ -89,6 +97,21 @@ def test_an_outage_is_an_exception_and_no_reward() -> None:
     assert trajectories[1].exception == "JudgeError: The judge is down. Wait."
     assert [t.rubric["answer_correct"] for t in trajectories] == [True, None, False]
     assert trajectories[1].reward_terms == {}
+
+
+def test_where_no_reward_is_needed_no_failure_drops_a_rollout_and_only_a_reference_gives_a_verdict() -> None:
+    rewarded: list[str | None] = []
+
+    def reward(trajectory: Trajectory) -> dict[str, float]:
+        rewarded.append(trajectory.final_answer)
+        return {"outcome": 1.0 / (trajectory.final_answer != "20 May")}
+
+    judge, (right, outage, unpaid, free, broken) = FakeJudge(1), map(answered, ("20", "outage", "20 May", "20!", "20?"))
+    free.scenario, broken.exception = replace(SCENARIO, answer=""), "OSError: gone"
+    MeasuringScorer(Scorer(judge, reward)).score([right, outage, unpaid, free, broken])
+    assert [t.exception for t in (right, outage, unpaid, free, broken)] == [None] * 4 + ["OSError: gone"]
+    assert [t.rubric["answer_correct"] for t in (right, outage, unpaid, free)] == [True, None, True, None]
+    assert right.reward == 1.0 and rewarded == ["20", "20 May"] and judge.asked == ["20", "20 May", "outage"]
 
 
 def test_remote_checks_run_side_by_side_up_to_the_limit_and_once_for_an_answer() -> None:

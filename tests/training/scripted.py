@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -10,20 +12,23 @@ from typing import Any, ClassVar
 
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
+from emailrl.engines.vllm.servers import VllmServers
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
 from emailrl.runs.log import Display, Tracker
 from emailrl.runs.run import Interrupts, Origin
 from emailrl.settings import (
+    AgentSettings,
     AlgorithmSettings,
     EvaluationSettings,
     OutputSettings,
     Settings,
     TrackingSettings,
     TrainingSettings,
+    VllmSettings,
 )
 from emailrl.training.algorithms import MODES, resolve
-from emailrl.training.batch import TrainingSample
+from emailrl.training.batch import Layout, TrainingSample, micro_batches
 from emailrl.training.loop import loop
 from emailrl.training.run import TrainingRun
 from emailrl.training.state import Rollouts, RunState, make_filter
@@ -44,6 +49,9 @@ class Script:
     outages: Mapping[int, int]  # By the step, how many answers of its evaluation the judge misses
     truncated: int | None  # The number of the rollout that is cut off at the token limit
     entropy: Callable[[int], float]
+    skips: Collection[int]  # The steps whose update is not finite
+    play: str = ""  # The version that plays ahead of the trainer
+    skipped_in_a_row: int = 0
     events: list[str] = field(default_factory=list)
     asked: list[tuple[str, list[str]]] = field(default_factory=list)
     base_model = "nano"
@@ -67,7 +75,7 @@ class Script:
         label = how["split_label"]
         if label in ("val", "confirm"):
             return self._evaluated("evaluate" if label == "val" else label, scenarios, step)
-        self.events.append(f"collect {step}")
+        self.events.append(f"collect {step}" + f" by {self.play}" * bool(self.play))
         self.asked.append((label, [scenario.id for scenario in scenarios]))
         groups = []
         for scenario in scenarios:
@@ -99,10 +107,52 @@ class Script:
         tokens = {"trainable_tokens": sum(s.num_trainable for s in samples), "total_tokens": 3 * len(samples)}
         metrics = {"loss": 0.5, "learning_rate": 1e-5, "entropy": self.entropy(step)} | tokens
         rows = ([0.0, 0.0, paid[sample.trajectory_id]] for sample in samples)
-        return UpdateResult(metrics, [TokenNumbers([0.0, 0.0, -0.5], [0.0, 0.0, -0.5], row) for row in rows])
+        tokens_of = [TokenNumbers([0.0, 0.0, -0.5], [0.0, 0.0, -0.5], row) for row in rows]
+        broken = step in self.skips
+        self.skipped_in_a_row = (self.skipped_in_a_row + 1) * broken
+        batches = micro_batches(samples, Layout(99))
+        return UpdateResult(metrics, tokens_of, [({"loss": math.nan}, batches)] * broken)
 
     def state_dict(self) -> dict[str, Any]:
         return {}
+
+
+class Servers(Script, VllmServers):
+    """An engine that loads a version, slowly, while the trainer goes on."""
+
+    loading = False
+
+    def load_adapter(self, path: Path, version: str) -> None:
+        assert not self.loading, "versions are loaded one after the other"
+        super().load_adapter(path, version)
+
+    def hand_over(self, path: Path | None, version: str) -> Any:
+        assert path is not None and path.name == version and path.is_dir()
+        return Pinned(self, version, is_new=True)
+
+    def pin(self) -> Any:
+        return Pinned(self, [event for event in self.events if event.startswith("load ")][-1].split()[1])
+
+    def settle(self) -> None: ...
+
+
+@dataclass
+class Pinned:
+    """Stays on one version."""
+
+    servers: Servers
+    version: str
+    is_new: bool = False
+
+    def load(self) -> None:
+        self.servers.loading = self.is_new
+        time.sleep(0.1 * self.is_new)
+        self.servers.events.append(f"load {self.version}" * self.is_new)
+        self.servers.loading = False
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def rollout(scenario: Scenario, number: int, step: int, reward: float) -> Trajectory:
@@ -143,6 +193,8 @@ def play(
     confirm: Sequence[Scenario] = (),
     algorithm: Mapping[str, Any] = MappingProxyType({}),
     entropy: Callable[[int], float] = lambda step: 0.1,
+    skips: Collection[int] = (),
+    staleness: int = 0,
     **evaluation: Any,
 ) -> Played:
     settings = Settings(
@@ -151,10 +203,13 @@ def play(
         evaluation=EvaluationSettings(**{"eval_steps": 2} | evaluation),
         output=OutputSettings(save_steps=2),
         tracking=TrackingSettings(wandb_mode="disabled"),
+        agent=AgentSettings(engine="vllm" if staleness else "auto"),
+        vllm=VllmSettings(max_staleness=staleness, vllm_urls="http://127.0.0.1:1" if staleness else ""),
     )
     said: list[str] = []
     tracker = Tracker(directory, settings, Display(said.append), run_id="r", mode="masked", step=0, evaluated=0)
-    script: Any = Script(list(accuracies), rewards, right, raises, fails, outages, truncated, entropy)
+    parts = list(accuracies), rewards, right, raises, fails, outages, truncated, entropy, skips
+    script: Any = (Servers if staleness else Script)(*parts)
     wanted = make_filter(resolve(settings), settings.algorithm, answers=True)
     run = TrainingRun(
         settings=settings, mode=MODES["masked"], algorithm=resolve(settings), directory=directory,
@@ -162,6 +217,7 @@ def play(
         state=RunState(), policy=script, engine=script, evaluator=script, updater=script,
         rollouts=Rollouts(settings.training, QUESTIONS, directory, wanted, script, None, 2),
         tracker=tracker, interrupts=Interrupts(said.append), total_steps=steps,
+        play_on=(lambda engine, activity: engine.version) if staleness else None,
     )  # fmt: skip
     try:
         with run.rescued():

@@ -13,12 +13,14 @@ import pytest
 import torch
 from training.scripted import QUESTIONS, Script, play
 
+from emailrl.checkpoints import CONFIRMED
 from emailrl.records import read_records, write_records
 from emailrl.settings import Settings
 from emailrl.training import loop as module
 from emailrl.training import run as run_module
 from emailrl.training.algorithms import ALGORITHMS, MODES
-from emailrl.training.report import curve, draw_curves
+from emailrl.training.report import LAST_CURVE, curve, draw_curves
+from emailrl.training.run import NothingLeft, check_unfinished
 
 
 def test_the_order_of_events(tmp_path: Path) -> None:
@@ -144,6 +146,63 @@ def test_a_full_disk_is_named_with_what_is_saved(tmp_path: Path, monkeypatch: py
     played = play(tmp_path, eval_steps=9)
     assert played.said[-2].startswith("Stopped after step 2, which cannot be saved (No space left on device); saved")
     assert f"'{tmp_path / 'checkpoint-2'}'" in played.said[-1]
+
+
+def test_batches_of_skipped_updates_are_kept_and_the_third_in_a_row_ends_the_run(tmp_path: Path) -> None:
+    played = play(tmp_path, skips={1, 2, 4, 5, 6}, steps=9, eval_steps=9)
+    assert "The loss is nan at step 6, in the third update in a row; the weights are as before" in played.said[-1]
+    assert played.said[-2] == (
+        "Stopped in step 6; saved up to step 4; the same command with --resume latest continues."
+    )
+    assert played.saved == {"best_model": 0, "checkpoint-2": 2, "checkpoint-4": 4}
+    assert [line["step"] for line in played.metrics] == [1, 2, 3, 4, 5]
+    kept = {path.stem for path in (tmp_path / "skipped").iterdir()}
+    assert kept == {f"step-00000{step}-1" for step in (1, 2, 4, 5, 6)}
+    said = json.loads((tmp_path / "skipped/step-000006-1.json").read_text())
+    rolled_out = {each["id"] for each in read_records(tmp_path / "trajectories/step-000006.jsonl")}
+    assert said["not_finite"] == {"loss": "nan"} and {row["trajectory_id"] for row in said["rows"]} == rolled_out
+
+
+def test_rollouts_ahead_of_the_trainer_are_played_by_kept_versions_and_removed_where_the_run_ends(
+    tmp_path: Path,
+) -> None:
+    played = play(tmp_path, accuracies=(0.0, 0.5, 1.0), steps=9, staleness=1)
+    # Step n is played by the policy after step n - 2; the evaluation after step 4 ends the run while step 5 is played.
+    collected = sorted(event for event in played.events if event.startswith("collect"))
+    assert collected == [f"collect {step} by v-{max(0, step - 2):06d}" for step in range(1, 6)]
+    assert [event for event in played.events if event.startswith("load")] == [f"load v-{step:06d}" for step in range(5)]
+    assert played.saved["final"] == 4 and [line["step"] for line in played.metrics] == [1, 2, 3, 4]
+    kept = sorted(path.name for path in (tmp_path / "trajectories").glob("*.jsonl"))
+    assert kept == [*(f"eval-00000{n}.jsonl" for n in (0, 2, 4)), *(f"step-00000{n}.jsonl" for n in (1, 2, 3, 4))]
+    # A run resumed from checkpoint-4 plays step 5 by version 3 again.
+    assert "v-000003" in {path.name for path in (tmp_path / "policy").iterdir()}
+    assert played.run.hand_over(0).version == "v-000004"  # the current one, where a version is no longer kept
+
+
+def test_a_run_is_over_only_with_everything_that_it_leaves_at_its_end(tmp_path: Path) -> None:
+    others = [replace(question, id=f"other{n}") for n, question in enumerate(QUESTIONS)]
+    state = play(tmp_path, accuracies=(0.25, 0.75, 0.5, 0.5), steps=2, eval_steps=1, confirm=others).run.state
+
+    def over(reason: str | None = "all steps done", *, confirms: bool = True) -> bool:
+        try:
+            check_unfinished(tmp_path, state, reason, confirms=confirms)
+        except NothingLeft as left:
+            assert str(left) == f"Nothing left to do in {tmp_path}: it ended after step 2, all steps done."
+            return True
+        return False
+
+    assert over() and not over(None)
+    for name, needed in ((CONFIRMED, False), (LAST_CURVE, True), ("final", True)):
+        (tmp_path / name).rename(tmp_path / "away")
+        assert not over() and over(confirms=False) != needed
+        (tmp_path / "away").rename(tmp_path / name)
+    assert over()
+    for name in ("best_model", "final"):
+        (tmp_path / name / "adapter_model.safetensors").write_text("damaged")
+        assert not over() and not over(confirms=False)
+        (tmp_path / name / "adapter_model.safetensors").write_text("x")
+    state.step = 3  # one more since ``final`` was written
+    assert not over()
 
 
 def test_the_best_model_is_replaced_only_by_a_better_one(tmp_path: Path) -> None:

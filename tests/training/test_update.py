@@ -139,17 +139,22 @@ def test_several_updates_keep_the_old_logprobs_and_clip(make: Make) -> None:
     assert updater.optimizer.state[updater.parameters[0]]["step"] == 6
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+PPO = {"algorithm": "ppo", "critic_warmup_steps": 1, "critic_learning_rate": 0.01}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"lora_dropout": 0.3}, PPO, PPO | {"lora_dropout": 0.3}, {"reference": "start"}, {"dtype": "fp16"}],
+)
 def test_a_resumed_updater_equals_the_uninterrupted_one(
-    make: Make, algorithm: str, dropout: float, tiny_model: Path, tmp_path: Path
+    make: Make, more: dict[str, Any], tiny_model: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"beta": 0.1, "kl_target": 1e-3, "kl_horizon": 10, "num_mini_batches": 2}
-    options |= {"update_epochs": 2, "lr_scheduler": "cosine", "lora_dropout": dropout, "algorithm": algorithm}
-    if algorithm == "ppo":
-        options |= {"critic_warmup_steps": 1, "critic_learning_rate": 0.01}
+    options |= {"update_epochs": 2, "lr_scheduler": "cosine"} | more
     torch.manual_seed(1)
     first = make(**options)
+    if first.loss_scale.is_enabled():
+        first.loss_scale = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for step in (1, 2):
         first.train(samples(), PAID, step=step)
     stream = io.BytesIO()
@@ -163,13 +168,15 @@ def test_a_resumed_updater_equals_the_uninterrupted_one(
     second.load_state_dict(torch.load(stream, weights_only=True))
     assert [second.train(samples(), PAID, step=step).metrics for step in (3, 4)] == uninterrupted
     assert all(map(torch.equal, first.parameters + first.critic, second.parameters + second.critic))
-    assert first.kl.coef == second.kl.coef != 0.1
+    assert first.kl.coef == second.kl.coef != 0.1 and first.loss_scale.state_dict() == second.loss_scale.state_dict()
 
 
 def test_state_of_another_adapter_is_refused(make: Make) -> None:
     state = make().state_dict()
     with pytest.raises(EmailRLError, match="belongs to another adapter"):
         make(target_modules="q_proj").load_state_dict(state)
+    with pytest.raises(EmailRLError, match="started with REFERENCE=base"):  # whose start is not known
+        make(beta=0.1, reference="start").load_state_dict(state)
 
 
 def test_a_loaded_state_is_a_copy(make: Make) -> None:
