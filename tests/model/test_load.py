@@ -25,7 +25,8 @@ from emailrl.model import resolve, shape, unsloth_backend
 from emailrl.model.fused import fused_backbone
 from emailrl.model.packing import takes_packed
 from emailrl.model.policy import Policy, choose_dtype, load_policy
-from emailrl.model.resolve import resolve_model, same_base, with_token_limit
+from emailrl.model.resolve import resolve_model, same_base, with_own_settings, with_token_limit
+from emailrl.runs.resume import find_start
 from emailrl.settings import AgentSettings, Settings
 
 IDS = torch.arange(1, 9)[None]
@@ -139,6 +140,18 @@ def test_the_model_s_own_limit_holds_where_none_is_given() -> None:
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_smol_is_played_with_its_own_settings_and_trained_with_them_unless_others_are_given() -> None:
+    given = Settings(model={"name": "smol"}, agent={"show_names": False})
+    played, notes = with_own_settings(given, Path("smol"))
+    own = played.agent
+    assert own.show_names and own.short_message_ids and own.count_matches and own.mailbox_in_question
+    assert len(notes) == 1 and "SHOW_NAMES" in notes[0]
+    trained = find_start(given)
+    assert not trained.settings.agent.show_names and trained.settings.agent.count_matches
+    assert trained.notes and "SHOW_NAMES" in trained.notes[0]
+    assert with_own_settings(given, Path("smol-base")) == (given, [])
 
 
 @pytest.fixture
