@@ -101,9 +101,8 @@ class EmailAgent:
         Raises UsageError for an inbox that no email in the database names, EmailRLError for a missing database or a
         failed rollout."""
         from emailrl.agent.play import run
-        from emailrl.agent.task import mail_agent
+        from emailrl.agent.task import agent_mailbox, mail_agent
         from emailrl.engines import SamplingParams
-        from emailrl.mail import open_mailbox
         from emailrl.mail.database import last_day, opened
         from emailrl.questions.inbox import MailReader, unknown_inbox
 
@@ -111,8 +110,7 @@ class EmailAgent:
         date = query_date or min(today, last_day(db) or today)
         scenario = Scenario("question", question, "", [], inbox.lower(), date)
         sampling = SamplingParams.of(agent, agent.eval_temperature)
-        order, without_keywords = agent.search_order, agent.search_without_keywords
-        with open_mailbox(db, inbox, query_date, order, without_keywords, agent.show_names) as mailbox:
+        with agent_mailbox(agent, db, inbox, query_date) as mailbox:
             if not mailbox.known:
                 with opened(db) as connection:
                     raise unknown_inbox(MailReader(connection), inbox)
@@ -143,7 +141,7 @@ def _opened(
 
     if isinstance(model, str | Path):
         if not (Path(model) / CONFIG).is_file():
-            return open_policy(with_own_settings(settings.with_model(str(model)), Path(model))[0])
+            return open_policy(with_own_settings(settings.with_model(str(model)), str(model))[0])
         found = find_adapter(Path(model), Path())
         settings, _ = with_own_settings(settings.with_model(found.base_model), found.path)
         return open_policy(settings, found.path)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from emailrl.agent.task import MAIL, StepResult, load_task
+from emailrl.agent.task import MAIL, StepResult, agent_mailbox, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
@@ -343,11 +343,7 @@ class Stage:
 
     def open_environment(self, scenario: Scenario, opened: ExitStack) -> Environment:
         """The environment of a scenario, on its mailbox, which is closed with ``opened``."""
-        from emailrl.mail import open_mailbox
-
-        order, without_keywords = self.agent.search_order, self.agent.search_without_keywords
-        inbox, until = scenario.inbox_address, scenario.query_date
-        mailbox = open_mailbox(self.db, inbox, until, order, without_keywords, self.agent.show_names)
+        mailbox = agent_mailbox(self.agent, self.db, scenario.inbox_address, scenario.query_date)
         return self.make_environment(scenario, opened.enter_context(mailbox))
 
 

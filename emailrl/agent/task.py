@@ -35,6 +35,8 @@ from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 from emailrl.settings import AgentSettings, PlayingSettings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from emailrl.mail import Email, Mailbox
 
 MAIL: Final = "mail"
@@ -336,6 +338,13 @@ def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
             hint = 'Expected {"type": "function", "function": {"name": …, "parameters": …}}.'
             raise UsageError(f"The environment {part.name} has tools that are not function schemas.", hint)
     return Task(lambda scenario, mailbox: CustomEnvironment(part, scenario, mailbox, settings), tools)
+
+
+def agent_mailbox(agent: AgentSettings, db: Path, inbox: str, until: str | None) -> Mailbox:
+    """The mailbox as the agent's tools search it. Raises as ``open_mailbox``."""
+    from emailrl.mail import open_mailbox
+
+    return open_mailbox(db, inbox, until, agent.search_order, agent.search_without_keywords, agent.show_names)
 
 
 def mail_agent(

@@ -251,7 +251,7 @@ def open_agent(settings: Settings, inbox: str, checkpoint: str | None, model: st
     def opened() -> EmailAgent:
         chosen, base, name = choose_policy(settings, checkpoint, model)
         say(f"Mailbox: {inbox}; model: {name}")
-        note_policies([Path(chosen)], settings, asks=True)
+        note_policies([chosen], settings, asks=True)
         if not settings.is_chat:
             say_loading(settings, base)
         return EmailAgent(chosen, config=settings)

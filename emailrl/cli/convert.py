@@ -22,7 +22,7 @@ from typer import Argument, Option
 
 from emailrl.base.disk import check_out, check_own, new_folder, write_out
 from emailrl.base.plain import counted
-from emailrl.cli.options import Json, Overwrite, addresses_in, path_option
+from emailrl.cli.options import Json, Overwrite, addresses_in, names_in, path_option
 from emailrl.cli.output import print_json, result_console, say
 
 
@@ -58,6 +58,7 @@ def convert(
             texts = trajectory_to_dict(each)
             redactor.learn([texts[name] for name in ("messages", "turns", "scenario", "final_answer")])
         redactor.learn_mailbox(addresses_in(db))
+        redactor.learn_names(names_in(db))
         trajectories = [redacted(each, redactor.record) for each in trajectories]
     note = f"Redacted: {NOTICE}" if is_redacted else ""
     files = format.write(trajectories, note)

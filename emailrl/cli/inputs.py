@@ -67,11 +67,11 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     subjects += [Subject(name, name) for name in models]
     if takes_best or "best" in checkpoints:
         note_runs_without_best(output_dir)
-    note_policies([each.path for each in found] + [*map(Path, models)], settings)
+    note_policies([*(each.path for each in found), *models], settings)
     return list({subject.label: subject for subject in subjects}.values())
 
 
-def note_policies(paths: Iterable[Path], settings: Settings, *, asks: bool = False) -> None:
+def note_policies(places: Iterable[str | Path], settings: Settings, *, asks: bool = False) -> None:
     """Print a note on each checkpoint or model that is untrained, trained in another environment or on another reward,
     or played with other settings than given (``PLAYED_WITH``); ``asks``: they answer in the mail environment,
     unrewarded."""
@@ -80,10 +80,10 @@ def note_policies(paths: Iterable[Path], settings: Settings, *, asks: bool = Fal
     from emailrl.settings.tree import PLAYED_WITH
 
     now = settings.public()
-    for path in paths:
-        if others := with_own_settings(settings, path)[1]:
-            say(f"Note: {path} is played with its own {'; '.join(others)}.")
-        if not (path / METADATA).is_file():
+    for place in places:
+        if others := with_own_settings(settings, place)[1]:
+            say(f"Note: {place} is played with its own {'; '.join(others)}.")
+        if not ((path := Path(place)) / METADATA).is_file():
             continue
         if note := untrained_note(path, settings.output.output_dir):
             warn(note)

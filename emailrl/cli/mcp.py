@@ -36,9 +36,9 @@ def mcp(
     import asyncio
     import importlib.util
 
+    from emailrl.agent.task import agent_mailbox
     from emailrl.cli.ask import open_agent
     from emailrl.cli.inputs import needs_extra, server_token
-    from emailrl.mail import open_mailbox
     from emailrl.questions.inbox import find_inbox
     from emailrl.settings import load_settings
 
@@ -49,8 +49,7 @@ def mcp(
     own, agent = find_inbox(settings.store.db, inbox), settings.agent
     loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
     has_torch = settings.is_chat or importlib.util.find_spec("torch") is not None
-    how = agent.search_order, agent.search_without_keywords, agent.show_names
-    with open_mailbox(settings.store.db, own, None, *how) as mailbox:
+    with agent_mailbox(agent, settings.store.db, own, None) as mailbox:
         ask = (lambda question: loaded().answer(question, own)) if has_torch else None
         server = build_server(mailbox, agent, ask)
         if not http:

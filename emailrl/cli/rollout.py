@@ -67,8 +67,9 @@ def rollout(
 ) -> None:
     from emailrl.cli.trajectory import show_trajectories
     from emailrl.engines import check_player
+    from emailrl.measure.benchmark import own_settings
     from emailrl.measure.journal import Journal, playing_conditions
-    from emailrl.model.resolve import same_base, with_own_settings
+    from emailrl.model.resolve import same_base
     from emailrl.questions.load import coverage_notes, read_questions
 
     settings = with_inputs(load_settings(overrides, trust=trust))
@@ -82,8 +83,7 @@ def rollout(
     [subject] = choose_subjects(checkpoints, [model] if model and not checkpoint else [], settings)
     if checkpoint and model and not same_base(model, subject.model_name):
         raise UsageError(f"{subject.label} was trained from {subject.model_name}, not from {model}.", "Drop --model.")
-    adapter, model_name = subject.adapter, subject.model_name
-    settings = with_own_settings(settings.with_model(model_name), adapter.path if adapter else Path(model_name))[0]
+    adapter, settings = subject.adapter, own_settings(subject, settings)
     folder = settings.output.output_dir.parent / "rollouts"
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are mutually exclusive.", "Choose one.")

@@ -8,7 +8,8 @@ from collections.abc import Collection
 from functools import lru_cache
 
 
-def _listed(text: str) -> frozenset[str]:
+def listed(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
@@ -38,7 +39,7 @@ WEEKDAYS = _numbered(
     "monday/mon tuesday/tues/tue wednesday/wed thursday/thurs/thur/thu friday/fri saturday/sat sunday/sun", start=0
 )
 
-STOPWORDS = _listed(
+STOPWORDS = listed(
     """a an the this that these those there here it its itself he him his she her hers they them their theirs we us our
     ours you your yours i me my mine who whom whose which what when where why how and or but nor so as at by for
     from in into of on onto per than then to through upon via with within about also any around be been being am is
@@ -70,7 +71,7 @@ _SYNONYMS = _paired(  # Words read as another word of nearly the same meaning.
     judgement:judgment jewellery:jewelry aeroplane:airplane practise:practice manoeuvre:maneuver"""
 )
 
-_OPPOSITES = _listed(
+_OPPOSITES = listed(
     """more/fewer more/less longer/shorter long/short rise/fall before/after early/late earlier/later approve/reject
     accept/decline accept/reject agree/refuse open/close buy/sell high/low add/remove begin/end beginning/end
     include/exclude first/last larger/smaller large/small junior/senior north/south east/west old/new light/dark
@@ -85,13 +86,13 @@ _OPPOSITES = _listed(
     raise/reduce raise/fall"""
 )
 
-TITLES = _listed(  # Words in or next to a name that are not part of it.
+TITLES = listed(  # Words in or next to a name that are not part of it.
     """vice president director manager chief officer ceo cfo coo cio lead head senior junior analyst associate team
     group research department dept office project professor doctor sir madam inc corp corporation ltd llc co company
     bank university street avenue road building room floor yes no not ok okay i the a an"""
 )
 
-STATES = _listed(
+STATES = listed(
     """alabama alaska arizona arkansas california colorado connecticut delaware florida georgia hawaii idaho illinois
     indiana iowa kansas kentucky louisiana maine maryland massachusetts michigan minnesota mississippi missouri montana
     nebraska nevada new hampshire jersey mexico york north south carolina dakota ohio oklahoma oregon pennsylvania rhode
@@ -100,7 +101,7 @@ STATES = _listed(
     alberta british columbia manitoba ontario quebec saskatchewan nova scotia ab bc mb ont qc queensland victoria
     bavaria england scotland wales"""
 )
-COUNTRIES = _listed(  # Words of the names of states, provinces and countries, in which a city can be.
+COUNTRIES = listed(  # Words of the names of states, provinces and countries, in which a city can be.
     """usa us united states america kingdom uk britain ireland canada mexico brazil argentina chile colombia
     peru venezuela bolivia ecuador france germany belgium netherlands luxembourg switzerland austria italy spain
     portugal denmark norway sweden finland iceland poland czech republic hungary romania bulgaria greece turkey russia
@@ -117,7 +118,7 @@ NICKNAMES = _paired(
     larry:lawrence andy:andrew nick:nicholas pete:peter phil:philip charlie:charles chuck:charles"""
 )
 
-ROLES = _listed(  # Words of an address that indicate a machine or a list rather than a person.
+ROLES = listed(  # Words of an address that indicate a machine or a list rather than a person.
     """admin administrator alert alerts announcement announcements billing center chairman communications daemon desk
     editor group groups help helpdesk hotline info list mail mailer marketing news newsletter no noreply
     notification notifications office operator participants postmaster reply report reports request sales service

@@ -17,10 +17,11 @@ from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import emailrl
-from emailrl.agent.tools import TOOLS, tool_schemas
+from emailrl.agent.tools import tool_schemas, tools_of
 from emailrl.engines.dialects import DIALECTS, before_calls, said_in
 from emailrl.records import Record, encode
 from emailrl.records.trajectory import Message, Trajectory, scenario_fields
+from emailrl.settings import AgentSettings
 
 HERMES: Final = "hermes"
 AGENT: Final = "emailrl"
@@ -57,7 +58,7 @@ def redacted(trajectory: Trajectory, replaced: Callable[[Any], Any]) -> Trajecto
 def chat(trajectory: Trajectory) -> list[Record]:
     """The conversation as chat messages; thoughts are ``reasoning_content``. Of several calls only the first was
     played, so only that one is there."""
-    messages, tools = list[Record](), tool_schemas()
+    messages, tools = list[Record](), tool_schemas(AgentSettings(read_threads=True))
     for said in trajectory.messages:
         if said.role == "tool":
             last = messages[-1]["tool_calls"][0] if messages and messages[-1].get("tool_calls") else None
@@ -93,7 +94,8 @@ def _told(trajectory: Trajectory) -> Record:
 def _tools(trajectory: Trajectory) -> list[Record]:
     """The function schemas, if the trajectory's tools are ours."""
     used = {call.name for said in trajectory.messages for call in said.tool_calls if said.parse_error is None}
-    return tool_schemas() if used.issubset(TOOLS) else []
+    agent = AgentSettings(read_threads="read_thread" in used)
+    return tool_schemas(agent) if used.issubset(tools_of(agent)) else []
 
 
 def openai(trajectories: Sequence[Trajectory], note: str) -> dict[str, bytes]:

@@ -12,11 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
-from emailrl.agent.task import mail_agent, prompts
+from emailrl.agent.task import agent_mailbox, mail_agent, prompts
 from emailrl.agent.tools import MAX_RESULTS, TOOLS, to_json
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.calls import checked_arguments
-from emailrl.mail import open_mailbox
 from emailrl.questions.load import Split, read_questions, with_questions
 from emailrl.records.trajectory import Message, Scenario, ToolCall, Trajectory, Turn
 from emailrl.rewards.scorer import Scorer, build_scorer
@@ -59,9 +58,8 @@ class Conversation:
 
     def __init__(self, scenario: Scenario, folder: Path | None = None) -> None:
         settings, self._scorer = shared(folder)
-        agent, inbox, until = settings.agent, scenario.inbox_address, scenario.query_date
-        how = agent.search_order, agent.search_without_keywords, agent.show_names
-        self._mailbox = open_mailbox(settings.store.db, inbox, until, *how)
+        agent, db = settings.agent, settings.store.db
+        self._mailbox = agent_mailbox(agent, db, scenario.inbox_address, scenario.query_date)
         self._environment = mail_agent(agent, scenario, self._mailbox)
         self._trajectory = Trajectory(scenario.id, scenario.id, scenario, messages=self._environment.start())
 

@@ -77,7 +77,7 @@ def _toml(settings: Settings) -> str:
     """The settings of task and reward that are not the default, as emailrl.toml."""
     values: dict[str, Any] = {"reward": settings.rewards.reward}
     for leaf in by_name().values():
-        value = getattr(getattr(settings, leaf.section), leaf.field) if leaf.section in _SECTIONS else leaf.default
+        value = leaf.of(settings) if leaf.section in _SECTIONS else leaf.default
         if value != leaf.default and value is not None:
             values[leaf.key] = value
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from emailrl.agent.attack import KINDS, order_of, under_attack
 from emailrl.agent.play import Collector, Stage, build_stage, check_template
@@ -44,6 +44,7 @@ from emailrl.model.resolve import Adapter, with_own_settings
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import PlayingSettings
 
+P = TypeVar("P", bound=PlayingSettings)
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
 REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", "accuracy.svg")
@@ -356,10 +357,10 @@ def players(
                 yield subject, Collector(own.on(engine), scorer.score, own.agent, settings.training.mode, run_id)
 
 
-def own_settings(subject: Subject, settings: PlayingSettings) -> PlayingSettings:
+def own_settings(subject: Subject, settings: P) -> P:
     """The settings with the subject's base model, and what its checkpoint is always played with."""
-    folder = subject.adapter.path if subject.adapter else Path(subject.model_name)
-    return with_own_settings(settings.with_model(subject.model_name), folder)[0]
+    place = subject.adapter.path if subject.adapter else subject.model_name
+    return with_own_settings(settings.with_model(subject.model_name), place)[0]
 
 
 def check_folder(out: Path) -> None:

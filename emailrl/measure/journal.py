@@ -33,7 +33,7 @@ from emailrl.settings.tree import PLAYED_WITH
 def played_with(settings: PlayingSettings) -> Record:
     """The settings of ``PLAYED_WITH`` by name; None for words that are unset."""
     leaves = map(by_name().__getitem__, PLAYED_WITH)
-    values = {leaf.field: (getattr(getattr(settings, leaf.section), leaf.field), leaf.default) for leaf in leaves}
+    values = {leaf.field: (leaf.of(settings), leaf.default) for leaf in leaves}
     return {name: None if isinstance(now, str) and now == usual else now for name, (now, usual) in values.items()}
 
 

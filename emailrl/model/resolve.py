@@ -143,13 +143,13 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
     return Adapter.of(found)
 
 
-def with_own_settings(settings: P, folder: Path, *, given_wins: bool = False) -> tuple[P, list[str]]:
-    """The settings of ``as_recorded`` for the checkpoint, export or model in a folder, or for ``smol``; unchanged
+def with_own_settings(settings: P, place: str | Path, *, given_wins: bool = False) -> tuple[P, list[str]]:
+    """The settings of ``as_recorded`` for the checkpoint or export in a folder, or for a model's name; unchanged
     without metadata."""
-    if folder == Path(SMOL):
+    if place == SMOL:
         own = json.loads((SMOL_DIR / "settings.json").read_text(encoding="utf-8"))
         return as_recorded(settings, own, given_wins=given_wins)
-    if not (folder / checkpoints.METADATA).is_file():
+    if not ((folder := Path(place)) / checkpoints.METADATA).is_file():
         return settings, []
     return as_recorded(settings, checkpoints.read_checkpoint(folder).metadata.settings, given_wins=given_wins)
 

@@ -148,10 +148,9 @@ def find_start(settings: Settings, checkpoint: Checkpoint | None = None) -> Star
         settings, others = with_own_settings(settings, path, given_wins=True)
         notes += [f"the adapter was trained with {other}" for other in others]
     else:
-        folder = Path(settings.model.name)
-        settings, others = with_own_settings(settings, folder, given_wins=True)
+        settings, others = with_own_settings(settings, settings.model.name, given_wins=True)
         notes += [f"the model was trained with {other}" for other in others]
-        return Start(settings, parent=_recorded(folder), notes=notes)
+        return Start(settings, parent=_recorded(Path(settings.model.name)), notes=notes)
     if "name" not in settings.model.model_fields_set:
         settings = settings.with_model(base)
         notes.append(f"no model given: using {base}, {why}")

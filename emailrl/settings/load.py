@@ -251,7 +251,7 @@ def load_settings(
     if preset is not None and recorded is None:
         as_preset, written = Settings.model_validate(tree_of({leaf: item.value for leaf, item in sized.items()})), []
         for leaf in sized:
-            now, before = (getattr(getattr(each, leaf.section), leaf.field) for each in (settings, as_preset))
+            now, before = map(leaf.of, (settings, as_preset))
             if given[leaf].origin != "command line" and now != before:
                 written.append(f"{given[leaf].name}={now} ({given[leaf].origin})")
         if written:

@@ -42,6 +42,10 @@ class Leaf:
     code: Code | None
     written: Written | None
 
+    def of(self, settings: PolicySettings) -> Any:
+        """The setting's value."""
+        return getattr(getattr(settings, self.section), self.field)
+
     @property
     def key(self) -> str:
         """Name unique across the tree, for flags and for the top level of ``emailrl.toml``."""

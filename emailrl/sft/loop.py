@@ -186,7 +186,7 @@ def sft(
             return state.result(product)
     else:  # experts play as the adapter or the model does
         adapter = settings.training.adapter
-        start = find_adapter(adapter, settings.output.output_dir).path if adapter else Path(settings.model.name)
+        start = find_adapter(adapter, settings.output.output_dir).path if adapter else settings.model.name
         settings, _ = with_own_settings(settings, start, given_wins=True)
     with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
         with run.rescued():

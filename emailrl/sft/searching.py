@@ -12,9 +12,8 @@ from datetime import date, timedelta
 from random import Random
 from typing import Any, TypeVar
 
-from emailrl.agent.task import MailEnvironment, mail_agent
+from emailrl.agent.task import MailEnvironment, agent_mailbox, mail_agent
 from emailrl.agent.tools import MAX_RESULTS
-from emailrl.mail import open_mailbox
 from emailrl.questions.inbox import topic_of
 from emailrl.questions.load import Split, read_questions
 from emailrl.records.trajectory import Message, Scenario
@@ -71,10 +70,7 @@ def conversations(
 def play(scenario: Scenario, settings: Settings, habits: Habits, rng: Random) -> tuple[MailEnvironment, list[Message]]:
     """One conversation and its environment."""
     agent, free = settings.agent, bool(settings.data.output_field)
-    with open_mailbox(
-        settings.store.db, scenario.inbox_address, scenario.query_date,
-        order=agent.search_order, without_keywords=agent.search_without_keywords, names=agent.show_names,
-    ) as mailbox:  # fmt: skip
+    with agent_mailbox(agent, settings.store.db, scenario.inbox_address, scenario.query_date) as mailbox:
         environment = mail_agent(agent, scenario, mailbox)
         return environment, converse(environment, Searcher(environment, agent, habits, rng, free=free).act)
 

@@ -117,6 +117,19 @@ def test_each_format_tells_the_conversation(private: Path) -> None:
     assert document["extra"]["scenario"]["answer"] == "In May"
 
 
+def test_names_of_the_mailbox_are_replaced_though_no_conversation_tells_them(private: Path) -> None:
+    """And a conversation with ``read_thread`` keeps its tools."""
+    (mail := private.parent / "mail.eml").write_text(f"From: Zora Quill <zq7@x.org>\nTo: {ANN}\nSubject: a\n\nb\n")
+    CliRunner().invoke(app, ["gen-db", "--source", str(mail), "--db", "data/mail.db"])
+    [one, _] = conversations_in(private)
+    one.final_answer = one.messages[1].content = "Quill says: in May"
+    one.messages[2].tool_calls[0].name = "read_thread"
+    write_trajectories(private, [one])
+    line = Path(convert(private, "openai")["out"]).read_text()
+    assert "says: in May" in line and "Quill" not in line
+    assert [each["function"]["name"] for each in json.loads(line)["tools"]][2] == "read_thread"
+
+
 @pytest.mark.parametrize("to", ["atif", "openai"])
 def test_sft_reads_back_what_was_written(to: str, played: Played, private: Path) -> None:
     """The same conversations in the same words, on the same inboxes, chosen by the same rewards."""

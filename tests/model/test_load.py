@@ -144,14 +144,15 @@ def test_the_model_s_own_limit_holds_where_none_is_given() -> None:
 
 def test_smol_is_played_with_its_own_settings_and_trained_with_them_unless_others_are_given() -> None:
     given = Settings(model={"name": "smol"}, agent={"show_names": False})
-    played, notes = with_own_settings(given, Path("smol"))
+    played, notes = with_own_settings(given, "smol")
     own = played.agent
     assert own.show_names and own.short_message_ids and own.count_matches and own.mailbox_in_question
     assert len(notes) == 1 and "SHOW_NAMES" in notes[0]
     trained = find_start(given)
     assert not trained.settings.agent.show_names and trained.settings.agent.count_matches
     assert trained.notes and "SHOW_NAMES" in trained.notes[0]
-    assert with_own_settings(given, Path("smol-base")) == (given, [])
+    for other in ("smol-base", "./smol", Path("smol")):  # a folder of this name is another model
+        assert with_own_settings(given, other) == (given, [])
 
 
 @pytest.fixture

@@ -279,12 +279,14 @@ def test_two_candidates_are_a_hedge(asked: tuple[str, str], answer: str, is_hedg
 
 def test_an_answer_is_cut_at_its_joints_but_not_within_what_the_reference_says() -> None:
     case = case_of("Who came?", "Ada Moss and Bo Hale", "Ada Moss and Bo Hale, of Rome or Carl (the cook)")
-    assert [(part.joint, part.text.strip(), bool(part.held)) for part in segments(case, loose=True)] == [
+    parts, fluent = segments(case, about=False)
+    assert [(part.joint, part.text.strip(), bool(part.held)) for part in parts] == [
         ("stop", "Ada Moss and Bo Hale", True),
         ("list", "of Rome", False),
         ("choice", "Carl", False),
         ("bracket", "the cook", False),
     ]
+    assert not fluent
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from itertools import pairwise, takewhile
 from emailrl.facts.dates import Date, Time
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Unit, contradict, same_kind
-from emailrl.facts.words import COUNTRIES, STATES, STOPWORDS, TITLES
+from emailrl.facts.words import COUNTRIES, STATES, STOPWORDS, TITLES, listed
 from emailrl.rewards.matching.question import Case
 
 JOINT = re.compile(
@@ -24,15 +24,7 @@ JOINT = re.compile(
     r"|(?P<clause>\s+(?:while|whereas|though|although|because|since|if|unless|when|so that)\s+)",
     re.IGNORECASE,
 )
-_LOOSEST = (
-    "",
-    "list",
-    "and",
-    "clause",
-    "bracket",
-    "stop",
-    "choice",
-)  # Of several joints in a row the last here counts.
+_LOOSEST = ("", "list", "and", "clause", "bracket", "stop", "choice")  # Of several joints in a row the last counts.
 _FLUENT = re.compile(
     r"\b(?:is|are|was|were|be|been|has|have|had|will|would|can|could|should|may|might|must|do|does|did|he|she|it|they|we"
     r"|you|i|said|says)\b|'(?:s|re|ll|ve)\s(?=[a-z])"
@@ -40,26 +32,7 @@ _FLUENT = re.compile(
     re.IGNORECASE,
 )
 _WORD = re.compile(r"\ue000+|[^\W_]+(?:'[^\W_]+)*")
-_SKIP = frozenset(
-    (
-        "a",
-        "an",
-        "the",
-        "also",
-        "then",
-        "so",
-        "both",
-        "as",
-        "each",
-        "maybe",
-        "perhaps",
-        "just",
-        "about",
-        "around",
-        "co",
-        "inc",
-    )
-)
+_SKIP = listed("a an the also then so both as each maybe perhaps just about around co inc")
 _ASIDE = re.compile(
     r"(?:who|which|where|whose|ie|i\.e|e\.g|called|\w{2,}(?:ed|ing|ly)|not|\w+\sof)\b|(?:\w+\s)*\w+'s?\s"
 )
@@ -107,11 +80,7 @@ def hedges_between(case: Case) -> bool:
     if case.asked.polar:
         return False
     echo = [unit for unit in case.given.units if case.is_asked(unit) and not case.holds(unit)]
-    parts = segments(case, False)
-    fluent = any(part.held and _FLUENT.search(part.text) for part in parts)
-    fluent = fluent or (len(echo) > 1 and _FLUENT.search(case.given.masked) is not None)
-    if not fluent:
-        parts = segments(case, True)
+    parts, fluent = segments(case, about=len(echo) > 1)
     values = [unit.fact.value for part in parts for unit in part.rivals if isinstance(unit.fact, Quantity)]
     totals = [own.value for own in case.expected.facts if isinstance(own, Quantity)]
     if len(values) > 1 and not _OR.search(case.given.text) and any(abs(sum(values) - own) < 1e-6 for own in totals):
@@ -179,40 +148,38 @@ def is_choice(case: Case, other: Segment) -> bool:
     return either or (not other.held and bool(case.new(other.units)))
 
 
-def segments(case: Case, loose: bool) -> list[Segment]:
-    """Cut an answer at its joints, save where it repeats the reference or the question."""
-    text, found = case.given.masked, list[Segment]()
+def segments(case: Case, *, about: bool) -> tuple[list[Segment], bool]:
+    """Cut an answer at its joints, save where it repeats the reference; and say whether it is a sentence: where it has
+    a part of the reference, or anywhere if it is ``about`` the question."""
+    text, pieces = case.given.masked, list[tuple[str, int, int, list[Unit], list[Unit]]]()
     plain, said = case.given.text.lower(), case.expected.full.text.lower()
-    known = {word.lower() for word in _WORD.findall(case.expected.full.text)}
-    asserted = {unit.start for unit in case.asserted}
     joint, position = "stop", 0
     for cut in [*JOINT.finditer(text), None]:
         if cut and cut[0].strip() and plain[max(0, cut.start() - 4) : cut.end() + 4] in said:
             continue
         end = cut.start() if cut else len(text)
-        units = [unit for unit in case.given.units if position <= unit.start < end]
-        if units:
-            held = holders(case, units)
-            new = case.new(unit for unit in units if unit.start in asserted)
-            rivals = rivals_of(case, new, loose)
-            place = held or rivals or new or units
-            if rivals and not held and all(unit.text[0].isupper() for unit in units):
-                place = units  # "Dan Thomas", where Dan is known
-            words = [
-                (word.start() + position, word[0].lower())
-                for word in _WORD.finditer(text[position:end])
-                if word[0].lower() not in _SKIP and word[0].lower() not in known
-            ]
-            left = tuple(word for start, word in words if start < place[0].start)
-            right = tuple(word for start, word in words if start >= place[-1].end)
-            found.append(
-                Segment(joint, text[position:end], tuple(units), tuple(held), tuple(new), tuple(rivals), left, right)
-            )
+        if units := [unit for unit in case.given.units if position <= unit.start < end]:
+            pieces.append((joint, position, end, units, holders(case, units)))
             joint = ""
         if cut:
             joint = max(joint, cut.lastgroup or "", key=_LOOSEST.index)
             position = cut.end()
-    return found
+    fluent = any(held and _FLUENT.search(text[start:end]) for _, start, end, _, held in pieces)
+    fluent = fluent or (about and _FLUENT.search(text) is not None)
+    known = {word.lower() for word in _WORD.findall(case.expected.full.text)} | _SKIP
+    asserted, found = {unit.start for unit in case.asserted}, list[Segment]()
+    for joint, start, end, units, held in pieces:
+        new = case.new(unit for unit in units if unit.start in asserted)
+        rivals = rivals_of(case, new, not fluent)
+        place = held or rivals or new or units
+        if rivals and not held and all(unit.text[0].isupper() for unit in units):
+            place = units  # "Dan Thomas", where Dan is known
+        words = [(word.start(), word[0].lower()) for word in _WORD.finditer(text[start:end])]
+        words = [(start + at, word) for at, word in words if word not in known]
+        left = tuple(word for at, word in words if at < place[0].start)
+        right = tuple(word for at, word in words if at >= place[-1].end)
+        found.append(Segment(joint, text[start:end], tuple(units), tuple(held), tuple(new), tuple(rivals), left, right))
+    return found, fluent
 
 
 def has_twin(case: Case) -> bool:
