@@ -19,10 +19,12 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from emailrl import __version__
-from emailrl.base.disk import Lock, check_beside, check_place, sync
+from emailrl.base import disk
+from emailrl.base.disk import Lock, check_beside, check_place
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import database
@@ -37,7 +39,7 @@ from emailrl.mail.database import (
     party_word,
     reading,
 )
-from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
+from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, digest_of, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
 from emailrl.mail.threads import threads_of
 from emailrl.settings import StoreSettings
@@ -65,7 +67,8 @@ class BuildReport:
     seconds: float
     db: Path
     defects: dict[str, int]  # messages stored despite defects, by kind
-    attachments: int = 0  # attached files of the stored messages, of which only the names are kept
+    attachments: int = 0  # attached files of the stored messages
+    removed: int = 0  # emails that are no longer in the source
 
 
 def build_database(
@@ -75,31 +78,47 @@ def build_database(
     settings: StoreSettings | None = None,
     overwrite: bool = False,
     append: bool = False,
+    sync: bool = False,
     limit: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     listing: Listing | None = None,
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
-    ``append`` keeps the emails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit`` is
-    the maximum number of emails to store. ``sift`` and ``Sieve`` decide what is skipped. A ``Source`` is parsed by
-    ``workers`` other processes (None chooses a number for the machine).
-    Raises ``UsageError`` if ``db`` exists and neither flag is given, if it is not a database or cannot be written, or
+    ``append`` keeps the emails of an existing database and adds those it lacks; ``sync`` also removes those that a new
+    build would not store; ``overwrite`` replaces it; ``limit`` is the maximum number of emails to store. ``sift`` and
+    ``Sieve`` decide what is skipped. A ``Source`` is parsed by ``workers`` other processes (None chooses a number for
+    the machine).
+    Raises ``UsageError`` if ``db`` exists and none of these is given, if it is not a database or cannot be written, or
     if nothing is left to store; ``EmailRLError`` if source or disk fails, or another build is writing ``db``."""
     started = time.monotonic()
     settings = settings or StoreSettings()
+    if settings.attachment_text and find_spec("pypdf") is None:
+        hint = "Run in the clone: pip install -e '.[attachments]'"
+        raise UsageError("ATTACHMENT_TEXT needs the pypdf package.", hint)
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     judge = functools.partial(sift, settings=settings)
-    with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append) as (db, building):
-        old = db if append and db.exists() else None
+    if sum((overwrite, append, sync)) > 1 or (sync and limit):
+        raise UsageError("--overwrite, --append and --sync are mutually exclusive, and so are --sync and --limit.")
+    with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append or sync) as (db, building):
+        old = db if (append or sync) and db.exists() else None
+        num_old = 0
         with _naming(db), contextlib.closing(_Loader(building, old)) as loader:
-            for keys in loader.old_keys():
-                sieve.remember(keys)
-            read = emails.read(judge, workers) if isinstance(emails, Source) else (judge(email) for email in emails)
+            before: dict[bytes, int] = {}
+            for number, keys in loader.old_emails():
+                num_old += 1
+                if sync:
+                    before[keys.id_key + keys.content_key] = number
+                else:
+                    sieve.remember(keys)
+            if isinstance(emails, Source):
+                read = emails.read(judge, workers, attachment_text=settings.attachment_text)
+            else:
+                read = (judge(email) for email in emails)
             with contextlib.closing(read) as mails:
                 seen = 0
                 for seen, mail in enumerate(mails, 1):
-                    if sieve.passes(mail):
+                    if sieve.passes(mail) and before.pop(mail.keys.id_key + mail.keys.content_key, None) is None:
                         loader.add(mail)
                         if loader.mails == limit:
                             break
@@ -108,28 +127,32 @@ def build_database(
                 else:
                     if progress:
                         progress("read", seen, seen)
-            if loader.mails:
+            is_empty = num_old == len(before) and not loader.mails
+            has_changed = not is_empty and loader.mails + len(before) > 0
+            if has_changed:
+                loader.remove(before.values())
                 loader.write(progress)
-        if loader.mails:
+        if has_changed:
             try:
-                sync(building)
+                disk.sync(building)
                 if not overwrite and old is None:  # a file that has appeared may not be replaced
                     os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
                 os.replace(building, db)
-                sync(db.parent)
+                disk.sync(db.parent)
             except FileExistsError as error:
                 raise _exists(db) from error
             except OSError as error:
                 raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
-        elif not old:
+        elif is_empty:
             counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
             keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
             formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
             more = keeping + (formats if "not_mail" in sieve.skipped else "")
-            raise UsageError(f"There is no mail to store ({counts}).", f"No database was written.{more}")
+            kept = "The database is unchanged" if old else "No database was written"
+            raise UsageError(f"There is no mail to store ({counts}).", f"{kept}.{more}")
     seconds = round(time.monotonic() - started, 3)
     stored, people, files = loader.mails, loader.recipients, loader.attachments
-    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files)
+    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, len(loader.removed))
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------
@@ -171,8 +194,6 @@ def _remove(new_folders: list[Path], db: Path) -> None:
 
 
 def _check(db: Path, *, overwrite: bool, append: bool) -> None:
-    if overwrite and append:
-        raise UsageError("--overwrite and --append are mutually exclusive.", "Choose one.")
     check_beside(db, "--db")
     try:
         is_file, exists = db.is_file(), db.exists()
@@ -224,15 +245,19 @@ _STAGING = """
     CREATE TABLE staging.mail(
         n INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name, people,
         names, attachments, machine, refs, extra, parties);
+    CREATE TABLE staging.removed(id INTEGER PRIMARY KEY);
     BEGIN"""
 _STAGE = f"INSERT INTO staging.mail VALUES (NULL{', ?' * 13})"
-_STAGED_BEFORE = """
-    SELECT message_id, subject, from_address, date, body, file_name, coalesce((
+_STORED = """
+    message_id, subject, from_address, date, body, file_name, coalesce((
         SELECT group_concat(recipient_type || ' ' || recipient_address, char(10))
         FROM (SELECT * FROM recipients WHERE email_id = emails.id ORDER BY rowid)), ''),
-        names, attachments, machine, refs, extra, parties
-    FROM emails WHERE id <= ? OR id >= ?"""
+        names, attachments, machine, refs"""
+_STAGED_BEFORE = f"SELECT {_STORED}, extra, parties FROM emails WHERE id <= ? OR id >= ?"
 """The emails of a database as they are staged, without those between two ids."""
+_REMOVED = f"SELECT {_STORED} FROM emails WHERE id = ?"
+_LEAVING = "({0} <= ? OR {0} >= ? OR {0} IN (SELECT id FROM staging.removed))"
+"""Emails of an old database that are written anew, or no longer."""
 _INDEX = (
     "INSERT INTO emails_fts(rowid, subject, body, parties, extra) SELECT id, subject, body, parties, extra FROM emails "
 )
@@ -240,6 +265,7 @@ _UNINDEX = (
     "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties, extra) "
     "SELECT 'delete', id, subject, body, parties, extra FROM emails "
 )
+_NAMED = "SELECT from_address FROM emails WHERE from_address <> '' UNION SELECT recipient_address FROM recipients"
 _THREADED = "SELECT id, message_id, subject, refs FROM emails"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 
@@ -287,12 +313,25 @@ class _Loader:
             staging.unlink()  # SQLite keeps it open, and nobody else sees it
         self._sql.executescript(_STAGING)
         self._unstaged: list[tuple[object, ...]] = []
+        self.removed: set[str] = set()  # Message-IDs
 
-    def old_keys(self) -> Iterator[Keys]:
-        """Yield the keys of every old email."""
+    def old_emails(self) -> Iterator[tuple[int, Keys]]:
+        """Yield the id and the keys of every old email."""
         if self._old:
-            rows = driver(self._old).execute("SELECT message_id, subject, from_address, body, date FROM emails")
-            yield from (keys_of(*row) for row in rows)
+            rows = driver(self._old).execute("SELECT id, message_id, subject, from_address, body, date FROM emails")
+            yield from ((number, keys_of(*row)) for number, *row in rows)
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Leave out the old emails with these ids."""
+        for number in numbers:
+            assert self._old is not None
+            [row] = driver(self._old).execute(_REMOVED, (number,))
+            message_id, subject, sender, date, body, file_name, people, *more = row
+            content_key = keys_of(message_id, subject, sender, body, date).content_key
+            digest = digest_of((message_id, date, file_name, people), tuple(more), content_key)
+            self._fingerprint -= int.from_bytes(digest, "big")
+            self.removed.add(message_id)
+            self._sql.execute("INSERT INTO staging.removed VALUES (?)", (number,))
 
     def add(self, mail: SiftedMail) -> None:
         """Stage a new email."""
@@ -319,7 +358,8 @@ class _Loader:
         staying = self._staying()
         sql, known, ends = self._sql, 0, None
         if self._old:
-            sql.executemany(_STAGE, driver(self._old).execute(_STAGED_BEFORE, staying or (-1, 0)))
+            rows = driver(self._old).execute(_STAGED_BEFORE, staying or (-1, 0))
+            sql.executemany(_STAGE, (row for row in rows if row[0] not in self.removed))
         sql.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
         sql.execute("COMMIT")
         if staying and self._old:
@@ -330,9 +370,9 @@ class _Loader:
             for head in TRIGGERS:
                 sql.execute(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")
             (known,) = sql.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()
-            sql.execute(f"{_UNINDEX} WHERE id <= ? OR id >= ?", staying)
+            sql.execute(f"{_UNINDEX} WHERE {_LEAVING.format('id')}", staying)
             for table, key in (("recipients", "email_id"), ("emails", "id")):
-                sql.execute(f"DELETE FROM {table} WHERE {key} <= ? OR {key} >= ?", staying)
+                sql.execute(f"DELETE FROM {table} WHERE {_LEAVING.format(key)}", staying)
             above = staying[0]
             query = "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails"
             ends = sql.execute(query, (above, above)).fetchone()
@@ -342,6 +382,8 @@ class _Loader:
         self._load(ends, progress)
         numbers = (item for item in self._words.numbers() if item[1] > known)
         sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
+        if self.removed:
+            sql.execute(f"DELETE FROM addresses WHERE address NOT IN ({_NAMED})")
         sql.execute("DELETE FROM threads")
         members = threads_of(lambda: sql.execute(_THREADED))
         sql.executemany("INSERT INTO threads VALUES (?, ?)", members)
@@ -386,7 +428,8 @@ class _Loader:
         num_newer, above = old.execute(newer, (above, date, message_id)).fetchone()
         behind = "SELECT count(*), coalesce(min(id), ?) FROM emails WHERE date IS NULL AND message_id < ?"
         num_behind, below = old.execute(behind, (below, last)).fetchone()
-        return (above, below) if num_newer + num_behind <= max(_FEW_MAILS, mails // _LARGEST_SHARE) else None
+        moved = num_newer + num_behind + len(self.removed)
+        return (above, below) if moved <= max(_FEW_MAILS, mails // _LARGEST_SHARE) else None
 
     def _load(self, ends: tuple[int, int] | None, progress: Progress | None) -> None:
         """Insert the staged emails: dated ones with ids up to the first of ``ends``, undated ones above the second."""

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader
@@ -17,7 +18,7 @@ from typing import TypeVar
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources import archive, reading, rows
+from emailrl.mail.sources import archive, attached, reading, rows
 from emailrl.mail.sources.message import begins_mail, parse_message
 from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
@@ -75,19 +76,22 @@ class Source:
         self.items = chain(first, self.items)
         return any(isinstance(item, tuple) and _CMU_NAME.search(item[0]) for item in first)
 
-    def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Generator[T]:
+    def read(
+        self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None, *, attachment_text: bool = False
+    ) -> Generator[T]:
         """Yield the result of ``judge`` for every message, in order. Parsing and ``judge`` run in ``workers`` other
         processes; None chooses one per usable core, 0 uses this process. Only a few batches per worker are in flight at
-        any time."""
+        any time. ``attachment_text`` adds the text of attached files to bodies."""
         if workers is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             workers = min(cores, _MAX_WORKERS) if cores > 1 else 0
         batches = _batches(self.items)
         first = list(islice(batches, 2))
-        calls = ((batch, judge, self.max_message_bytes) for batch in chain(first, batches))
+        calls = ((batch, judge, self.max_message_bytes, attachment_text) for batch in chain(first, batches))
         if workers < 1 or len(first) < 2:
-            for call in calls:
-                yield from _parse_batch(*call)
+            with closing(attached.documents):
+                for call in calls:
+                    yield from _parse_batch(*call)
             return
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         with worker_processes(workers, hint="Try --workers 0.", method=method) as submit:
@@ -249,11 +253,13 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T], largest: int) -> list[T]:
-    return [judge(_parse(item, largest) if isinstance(item, tuple) else item) for item in batch]
+def _parse_batch(
+    batch: list[Item], judge: Callable[[RawEmail | Skipped], T], largest: int, attachment_text: bool
+) -> list[T]:
+    return [judge(_parse(item, largest, attachment_text) if isinstance(item, tuple) else item) for item in batch]
 
 
-def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
+def _parse(item: Unread, largest: int, attachment_text: bool) -> RawEmail | Skipped:
     name, content = clean_text(item[0]), item[1]
     if isinstance(content, Path):
         try:
@@ -266,7 +272,7 @@ def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
         return Skipped("too_large", name)
     if isinstance(content, rows.JsonLine):
         return rows.parse_line(content, name)
-    email = parse_message(content, name)
+    email = parse_message(content, name, attachment_text=attachment_text)
     if isinstance(email, RawEmail):
         email.is_research = isinstance(content, rows.TableMail) or _CMU_NAME.search(name) is not None
     return email

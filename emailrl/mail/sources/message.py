@@ -17,10 +17,12 @@ from itertools import takewhile
 
 from emailrl.mail.database import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
+from emailrl.mail.sources.attached import AttachedFile, with_attachments
 from emailrl.mail.sources.headers import (
     MACHINE_FIELDS,
     MAX_ADDRESS_CHARS,
     header_text,
+    labels_in,
     machine_of,
     message_ids,
     parse_date,
@@ -28,6 +30,7 @@ from emailrl.mail.sources.headers import (
     shown_name,
 )
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
+from emailrl.mail.sources.signed import signed_content
 from emailrl.mail.sources.text import decode, enriched_to_text, flowed_to_text, html_to_text
 
 PEOPLE = ("from", "to", "cc", "bcc")
@@ -39,7 +42,7 @@ _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
 _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
-_LISTED = ("X-From", "X-To", "X-cc")
+_LISTED = ("X-From", "X-To", "X-cc", "X-Gmail-Labels")
 _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
     (*PEOPLE, *THREAD, *map(str.lower, _LISTED)),
@@ -75,14 +78,12 @@ _NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
 _STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
 _BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
 _BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
-_SIGNED_DATA = bytes.fromhex("06092a864886f70d010701")
-"""Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
-_CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
 
 
-def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
+def parse_message(raw: bytes, file_name: str = "", *, attachment_text: bool = False) -> RawEmail | Skipped:
     """Parse one message; returns ``Skipped`` if the bytes are empty, not an email or unreadable. A missing Message-ID
-    is made from the hash of the bytes, and an unreadable date is None; both are listed in ``defects``."""
+    is made from the hash of the bytes, and an unreadable date is None; both are listed in ``defects``.
+    ``attachment_text`` adds the text of attached files to the body."""
     if raw[:1].isdigit() and (counted := _COUNTED.match(raw)):
         raw = raw[counted.end() : counted.end() + int(counted[1])]
     if b"\r" in raw:
@@ -103,7 +104,10 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             return Skipped("not_mail", file_name)
         else:
             headers, message = _mime(raw, defects)
-            text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
+            parts = [*message.files()]
+            text, files, kind = _text_of(message, defects), [part.file_name for part in parts], message.telling_kind()
+            if attachment_text:
+                text = with_attachments(text, map(_Part.as_file, parts), defects)
         names: dict[str, str] = {}
         bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
         date = parse_date(headers.get("date", ""))
@@ -128,7 +132,10 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     subject, body_text = clean_text(headers.get("subject", "")), clean_text(text)
     from_address, kinds = sender[0] if sender else "", tuple(sorted(set(defects)))
     ids = clean_text(message_id), subject, from_address
-    return RawEmail(*ids, to, cc, bcc, date, body_text, file_name, kinds, True, names, files, references, machine)
+    email = RawEmail(*ids, to, cc, bcc, date, body_text, file_name, kinds, True, names, files, references, machine)
+    if "x-gmail-labels" in headers:
+        email.labels = labels_in(headers["x-gmail-labels"])
+    return email
 
 
 def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
@@ -251,12 +258,12 @@ class _Part(Message):
         for part in self.inside or ():
             yield from part.leaves()
 
-    def files(self) -> Iterator[str]:
-        """Yield the name of every attached file, or its type; not of the images that a text shows."""
+    def files(self) -> Iterator[_Part]:
+        """Yield every attached file, but not the images that a text shows."""
         is_attached, kind = self.get_content_disposition() == "attachment", self.get_content_maintype()
         is_shown = kind == "image" and "content-id" in self and not is_attached
         if is_attached or (self.name and kind != "multipart" and not is_shown):
-            yield shown_name(self.name) or self.get_content_type()
+            yield self
         for part in self.inside or ():
             yield from part.files()
 
@@ -278,6 +285,15 @@ class _Part(Message):
     def name(self) -> str:
         """The part's file name."""
         return self.parameter("filename", "content-disposition") or self.parameter("name")
+
+    @property
+    def file_name(self) -> str:
+        """The part's file name as it is shown, or its type."""
+        return shown_name(self.name) or self.get_content_type()
+
+    def as_file(self) -> AttachedFile:
+        """Return the part's content with what says how to read it."""
+        return AttachedFile(self.file_name, self.get_content_type(), self.charset, self.decoded([]))
 
     @property
     def charset(self) -> str:
@@ -336,7 +352,7 @@ def _parts_in(part: _Part, defects: list[str]) -> list[_Part] | None:
     whole, kind = part.get_content_type(), part.get_content_maintype()
     is_attached, is_too_deep = part.get_content_disposition() == "attachment", part.depth >= _MAX_DEPTH
     if whole in _SMIME and not is_too_deep:
-        signed = _signed_content(part.decoded(defects))
+        signed = signed_content(part.decoded(defects))
         if signed is None:
             defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
             return []
@@ -393,45 +409,6 @@ def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
     begins = [mark.end() + 1 for mark in takewhile(lambda mark: not mark[1], marks)]
     ends = [*(mark.start() for mark in marks[1:]), len(text) - text.endswith(b"\n")]
     return [text[begin:end] for begin, end in zip(begins, ends, strict=False)] if marks else None
-
-
-# -- opaque signatures -------------------------------------------------------------------------------------------------
-
-
-def _signed_content(cms: bytes) -> bytes | None:
-    """The content of signed data in DER or BER; None if it is encrypted, detached or truncated."""
-    at = cms.find(_SIGNED_DATA)
-    try:
-        tag, begin, _ = _tagged(cms, at + len(_SIGNED_DATA))
-        if at < 0 or tag != _CONTENT:
-            return None
-        tag, begin, end = _tagged(cms, begin)
-        if tag == _OCTETS:
-            return cms[begin:end]
-        pieces = []
-        while tag == _PIECES and begin != end and cms[begin : begin + 2] != b"\0\0":
-            kind, inside, begin = _tagged(cms, begin)
-            if kind != _OCTETS:
-                return None
-            pieces.append(cms[inside:begin])
-        return b"".join(pieces) or None
-    except (IndexError, ValueError):
-        return None
-
-
-def _tagged(data: bytes, at: int) -> tuple[int, int, int]:
-    """The tag at ``at``, and the start and end of its content (-1: ends at a marker)."""
-    tag, length, begin = data[at], data[at + 1], at + 2
-    if length == 0x80:
-        if tag == _OCTETS:
-            raise ValueError("pieces alone end at a mark")
-        return tag, begin, -1
-    if length > 0x80:
-        begin += length & 0x7F
-        length = int.from_bytes(data[at + 2 : begin], "big")
-    if begin + length > len(data):
-        raise ValueError("cut off")
-    return tag, begin, begin + length
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
