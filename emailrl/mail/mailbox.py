@@ -14,7 +14,7 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -35,6 +35,7 @@ from emailrl.mail.database import (
     party_word,
     reading,
 )
+from emailrl.mail.languages import LANGUAGES, excerpt_of, mark, ways, words_apart
 from emailrl.mail.spelling import accented, marked, spellings
 
 Order = Literal["newest", "relevance"]
@@ -87,6 +88,7 @@ class _Reader:
         self._opened = connect(db)
         finalize(self, self._opened.close)
         self.connection = driver(self._opened)
+        self.languages: list[str] | None = None  # of the database's email, once known
 
 
 class _Readers(threading.local):
@@ -192,7 +194,7 @@ class Mailbox:
     ) -> tuple[str | None, str, tuple[str | None, ...], tuple[int, int]] | None:
         """A search's FTS5 expressions, of the keywords (None without any) and with the people; sender and recipient,
         each twice; the highest id and the one below the lowest. None if nothing can match."""
-        text = _text_match(keywords, names=self.names)
+        text = _text_match(keywords, self._languages() if self.names else (), names=self.names)
         sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
@@ -269,7 +271,10 @@ class Mailbox:
                     words = dict.fromkeys(each for keyword in keywords for each in accented(keyword))
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
                 found = self._rows(_SNIPPET_OF, (match, message_id))
-                snippet = found[0][0] if found else preview(subject, body)
+                snippet = found[0][0] if found else None
+                if snippet is None and self.names:
+                    snippet = excerpt_of(body, keywords, self._languages())
+                snippet = snippet or preview(subject, body)
             return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
@@ -278,6 +283,14 @@ class Mailbox:
                 return self._opened().connection.execute(sql, values).fetchall()
         except MemoryError:
             raise ToolError("The search needs too much memory. Use fewer keywords.") from None
+
+    def _languages(self) -> list[str]:
+        """Those of ``LANGUAGES`` in which the database has email."""
+        reader = self._opened()
+        if reader.languages is None:
+            has = "SELECT 1 FROM emails_fts WHERE emails_fts MATCH ? LIMIT 1"
+            reader.languages = [name for name in LANGUAGES if self._rows(has, (f'extra : "{mark(name)}"',))]
+        return reader.languages
 
     def _party(self, address: str) -> str | None:
         """The FTS5 expression for the emails that name an address; None if none in the database does."""
@@ -302,9 +315,10 @@ def _check_text(name: str, value: str) -> None:
         raise ToolError(f"{name} contains invalid Unicode.") from None
 
 
-def _text_match(keywords: object, *, names: bool) -> str | None:
+def _text_match(keywords: object, languages: Collection[str], *, names: bool) -> str | None:
     """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords. With
-    ``names``, a keyword may occur in any of its spellings, and in the column ``extra``, too."""
+    ``names``, a keyword may occur in any of its spellings and, in the ``languages`` of the database, inflected, and in
+    the column ``extra``, too."""
     if not isinstance(keywords, list | tuple):
         raise ToolError("keywords must be a list of strings.")
     if not keywords:
@@ -320,10 +334,11 @@ def _text_match(keywords: object, *, names: bool) -> str | None:
     if not names or not any(map(marked, keywords)):
         return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
     found = []
-    for keyword in filter(marked, keywords):  # one without a word is left out, as an implicit AND does
-        ways = spellings(keyword)
-        texts, extra = (" OR ".join(map(quoted, each)) for each in (ways, map(marked, ways)))
-        found.append(f"({{subject body}} : ({texts}) OR extra : ({extra}))")
+    words = (word for keyword in keywords for word in words_apart(keyword))
+    for keyword in filter(marked, words):  # one without a word is left out, as an implicit AND does
+        written = spellings(keyword)
+        extra = " OR ".join([*map(quoted, map(marked, written)), *ways(keyword, languages)])
+        found.append(f"({{subject body}} : ({' OR '.join(map(quoted, written))}) OR extra : ({extra}))")
     return f"({' AND '.join(found)})"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple, TypeGuard
 
+from emailrl.mail.languages import indexed_words
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
 from emailrl.mail.spelling import marked, other_spellings
 from emailrl.settings import StoreSettings
@@ -117,7 +118,10 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])
-    extra = " ".join(map(marked, (*shown, *other_spellings(" ".join(shown), subject, email.body))))
+    own = " ".join(shown)
+    extra = " ".join(map(marked, (*shown, *other_spellings(own, subject, email.body))))
+    if others := indexed_words(own, subject, email.body):
+        extra = " ".join([extra, *others])
     more = (names, attachments, email.machine, refs)
     digest = digest_of((message_id, date, email.file_name, people), more, keys.content_key)
     head = (message_id, subject, sender, date, email.body, email.file_name, people)
