@@ -144,12 +144,7 @@ def build_database(
             except OSError as error:
                 raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
         elif is_empty:
-            counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
-            keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
-            formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
-            more = keeping + (formats if "not_mail" in sieve.skipped else "")
-            kept = "The database is unchanged" if old else "No database was written"
-            raise UsageError(f"There is no mail to store ({counts}).", f"{kept}.{more}")
+            raise _without_mail(sieve, "The database is unchanged" if old else "No database was written")
     seconds = round(time.monotonic() - started, 3)
     stored, people, files = loader.mails, loader.recipients, loader.attachments
     return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, len(loader.removed))
@@ -214,6 +209,14 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
         database.check_replaceable(db)
     else:
         raise _exists(db)
+
+
+def _without_mail(sieve: Sieve, outcome: str) -> UsageError:
+    counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
+    keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
+    formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
+    more = keeping + (formats if "not_mail" in sieve.skipped else "")
+    return UsageError(f"There is no mail to store ({counts}).", f"{outcome}.{more}")
 
 
 def _exists(db: Path) -> UsageError:

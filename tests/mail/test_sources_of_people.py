@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from email.header import Header
 from email.message import EmailMessage
 from pathlib import Path
@@ -199,23 +201,34 @@ SyncState *
 IMAP = Path("/usr/lib/dovecot/imap")
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can enter, unlike pytest's."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (IMAP.is_file() and shutil.which("mbsync")), reason="needs Debian's dovecot-imapd and isync")
-def test_an_imap_account_is_kept_in_step_by_mbsync(tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    given = {"root": tmp_path, "uid": os.getuid(), "gid": os.getgid(), "imap": IMAP}
-    (tmp_path / "dovecot.conf").write_text(DOVECOT.format(**given))
-    (tmp_path / "mbsyncrc").write_text(MBSYNC.format(**given))
-    server = mailbox.Maildir(tmp_path / "server")
+def test_an_imap_account_is_kept_in_step_by_mbsync(open_folder: Path) -> None:
+    root, uid, gid = open_folder, os.getuid() or 65534, os.getgid() or 65534  # dovecot serves no mail of root's
+    (root / "here").mkdir()
+    given = {"root": root, "uid": uid, "gid": gid, "imap": IMAP}
+    (root / "dovecot.conf").write_text(DOVECOT.format(**given))
+    (root / "mbsyncrc").write_text(MBSYNC.format(**given))
+    server = mailbox.Maildir(root / "server")
     keys = [server.add(mail(number)) for number in range(5)]
     server.add_folder("Trash").add(mail(5))
     server.add_folder("Work").add(mail(6))
 
     def step() -> BuildReport:
-        command = ["mbsync", "-c", str(tmp_path / "mbsyncrc"), "-a"]
-        environment = {**os.environ, "USER": "ann", "HOME": str(tmp_path)}
+        for path in (root, *root.rglob("*")):
+            os.chown(path, uid, gid)
+        command = ["mbsync", "-c", str(root / "mbsyncrc"), "-a"]
+        environment = {**os.environ, "USER": "ann", "HOME": str(root)}
         subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True)
-        return built(tmp_path / "here", tmp_path / "m.db", sync=True)
+        return built(root / "here", root / "m.db", sync=True)
 
     first = step()
     assert (first.emails, first.removed, first.skipped["junk"]) == (6, 0, 1)
