@@ -182,7 +182,7 @@ mail_location = maildir:{root}/server
 """
 MBSYNC = """
 IMAPStore server
-Tunnel "{imap} -c {root}/dovecot.conf"
+Tunnel "{imap} -c {root}/dovecot.conf 2>{root}/log | cat"
 
 MaildirStore here
 Path {root}/here/
