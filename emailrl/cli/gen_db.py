@@ -52,7 +52,7 @@ def gen_db(
     limit: Annotated[int | None, Option(min=1, help="Maximum number of emails to store.")] = None,
     append: Annotated[bool, Option("--append", help="Add emails missing from the database.")] = False,
     sync: Annotated[
-        bool, Option("--sync", help="Make the database equal to the source: add what is new, remove what is gone.")
+        bool, Option("--sync", help="Build anew if the source has changed; say how many emails came and went.")
     ] = False,
     overwrite: Overwrite = False,
     allow_truncated: Annotated[
@@ -74,11 +74,9 @@ def gen_db(
     console = result_console(json=json)
     everything = load_settings(overrides, trust=trust, builds_db=True)
     if everything.store.source in ("hf", "demo"):
-        everything = _with_db(everything, DEFAULT_DB, append=append)
+        everything = _with_db(everything, DEFAULT_DB, append=append or sync)
     settings = everything.store
     how: dict[str, Any] = {"overwrite": overwrite, "append": append, "limit": limit}
-    if sync and (settings.source == "demo" or allow_truncated):
-        raise UsageError("--sync needs the whole of a source that changes: not demo, no --allow-truncated.")
     if overrides["source"] is None and not (overwrite or append or sync) and settings.db.is_file():
         if overrides["db"] is None:
             _check_contents(settings)
@@ -108,7 +106,9 @@ def gen_db(
         _print_summary(report, settings, console)
         if overwrite and (questions := questions_file(report.db)).is_file():
             say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
-        if (append and report.emails) or report.removed:
+        if sync:
+            console.print(f"Since the last build: {report.added:,} added, {report.removed:,} removed")
+        if (append or sync) and report.added + report.removed:
             say(
                 "The database has changed: runs started on it cannot resume, and answers to old questions about the "
                 "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
@@ -199,11 +199,9 @@ def _print_summary(report: BuildReport, settings: StoreSettings, console: Consol
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
     )
-    if report.removed:
-        console.print(f"{counted(report.removed, 'email')} removed: no longer in the source")
     if report.attachments:
-        kept = "names and texts" if settings.attachment_text else "names"
-        console.print(f"{counted(report.attachments, 'attached file')}: {kept} stored")
+        texts = " and texts" if settings.attachment_text else ""
+        console.print(f"{counted(report.attachments, 'attached file')}: names{texts} stored")
     for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""

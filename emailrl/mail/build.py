@@ -39,7 +39,7 @@ from emailrl.mail.database import (
     party_word,
     reading,
 )
-from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, digest_of, keys_of, sift
+from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
 from emailrl.mail.threads import threads_of
 from emailrl.settings import StoreSettings
@@ -68,7 +68,8 @@ class BuildReport:
     db: Path
     defects: dict[str, int]  # messages stored despite defects, by kind
     attachments: int = 0  # attached files of the stored messages
-    removed: int = 0  # emails that are no longer in the source
+    added: int = 0  # stored emails that the database did not have
+    removed: int = 0  # emails that it had and that ``sync`` did not find
 
 
 def build_database(
@@ -85,8 +86,8 @@ def build_database(
     listing: Listing | None = None,
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
-    ``append`` keeps the emails of an existing database and adds those it lacks; ``sync`` also removes those that a new
-    build would not store; ``overwrite`` replaces it; ``limit`` is the maximum number of emails to store. ``sift`` and
+    ``append`` keeps the emails of an existing database and adds those it lacks; ``overwrite`` replaces it, and so does
+    ``sync`` if anything has changed, which it reports; ``limit`` is the maximum number of emails to store. ``sift`` and
     ``Sieve`` decide what is skipped. A ``Source`` is parsed by ``workers`` other processes (None chooses a number for
     the machine).
     Raises ``UsageError`` if ``db`` exists and none of these is given, if it is not a database or cannot be written, or
@@ -94,32 +95,26 @@ def build_database(
     started = time.monotonic()
     settings = settings or StoreSettings()
     if settings.attachment_text and find_spec("pypdf") is None:
-        hint = "Run in the clone: pip install -e '.[attachments]'"
-        raise UsageError("ATTACHMENT_TEXT needs the pypdf package.", hint)
+        raise UsageError("ATTACHMENT_TEXT needs pypdf.", "Run in the clone: pip install -e '.[attachments]'")
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     judge = functools.partial(sift, settings=settings)
-    if sum((overwrite, append, sync)) > 1 or (sync and limit):
-        raise UsageError("--overwrite, --append and --sync are mutually exclusive, and so are --sync and --limit.")
-    with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append or sync) as (db, building):
+    with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append, sync=sync) as (db, building):
         old = db if (append or sync) and db.exists() else None
-        num_old = 0
-        with _naming(db), contextlib.closing(_Loader(building, old)) as loader:
-            before: dict[bytes, int] = {}
-            for number, keys in loader.old_emails():
-                num_old += 1
+        with _naming(db), contextlib.closing(_Loader(building, None if sync else old)) as loader:
+            before: set[bytes] = set()
+            for keys in _keys_in(old) if old else ():
                 if sync:
-                    before[keys.id_key + keys.content_key] = number
+                    before.add(keys.id_key + keys.content_key)
                 else:
                     sieve.remember(keys)
-            if isinstance(emails, Source):
-                read = emails.read(judge, workers, attachment_text=settings.attachment_text)
-            else:
-                read = (judge(email) for email in emails)
+            num_before = len(before)
+            read = emails.read(judge, workers) if isinstance(emails, Source) else (judge(email) for email in emails)
             with contextlib.closing(read) as mails:
                 seen = 0
                 for seen, mail in enumerate(mails, 1):
-                    if sieve.passes(mail) and before.pop(mail.keys.id_key + mail.keys.content_key, None) is None:
+                    if sieve.passes(mail):
                         loader.add(mail)
+                        before.discard(mail.keys.id_key + mail.keys.content_key)
                         if loader.mails == limit:
                             break
                     if progress and seen % _PROGRESS_MAILS == 0:
@@ -127,12 +122,11 @@ def build_database(
                 else:
                     if progress:
                         progress("read", seen, seen)
-            is_empty = num_old == len(before) and not loader.mails
-            has_changed = not is_empty and loader.mails + len(before) > 0
-            if has_changed:
-                loader.remove(before.values())
+            added, removed = loader.mails - num_before + len(before), len(before)
+            is_new = loader.mails > 0 and added + removed > 0
+            if is_new:
                 loader.write(progress)
-        if has_changed:
+        if is_new:
             try:
                 disk.sync(building)
                 if not overwrite and old is None:  # a file that has appeared may not be replaced
@@ -143,21 +137,34 @@ def build_database(
                 raise _exists(db) from error
             except OSError as error:
                 raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
-        elif is_empty:
-            raise _without_mail(sieve, "The database is unchanged" if old else "No database was written")
+        elif not (append and old) and not loader.mails:
+            counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
+            keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
+            formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
+            more = keeping + (formats if "not_mail" in sieve.skipped else "")
+            raise UsageError(f"There is no mail to store ({counts}).", f"Nothing was written.{more}")
     seconds = round(time.monotonic() - started, 3)
     stored, people, files = loader.mails, loader.recipients, loader.attachments
-    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, len(loader.removed))
+    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
+
+
+def _keys_in(old: Path) -> Iterator[Keys]:
+    """The keys of every email of a database."""
+    with contextlib.closing(connect(old, mapped=False)) as opened:
+        rows = driver(opened).execute("SELECT message_id, subject, from_address, body, date FROM emails")
+        yield from (keys_of(*row) for row in rows)
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------
 
 
 @contextlib.contextmanager
-def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path, Path]]:
+def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator[tuple[Path, Path]]:
     """Lock the target: its real path, and the empty file beside it to build in, which is removed at the end."""
+    if overwrite + append + sync > 1:
+        raise UsageError("--overwrite, --append and --sync are mutually exclusive.", "Choose one.")
     check_place(db, "--db")
-    _check(db, overwrite=overwrite, append=append)
+    _check(db, overwrite=overwrite, append=append or sync)
     with contextlib.ExitStack() as at_end:
         try:
             db = db.resolve()
@@ -169,7 +176,7 @@ def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path,
             at_end.callback(lock.close, remove=True)
             at_end.callback(building.unlink, missing_ok=True)
             TEMPORARY.update((building, lock.path))
-            _check(db, overwrite=overwrite, append=append)
+            _check(db, overwrite=overwrite, append=append or sync)
             building.unlink(missing_ok=True)  # a build that was killed leaves it
             building.touch(exist_ok=False)
         except BlockingIOError:
@@ -211,14 +218,6 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
         raise _exists(db)
 
 
-def _without_mail(sieve: Sieve, outcome: str) -> UsageError:
-    counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
-    keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
-    formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
-    more = keeping + (formats if "not_mail" in sieve.skipped else "")
-    return UsageError(f"There is no mail to store ({counts}).", f"{outcome}.{more}")
-
-
 def _exists(db: Path) -> UsageError:
     return UsageError(f"The database {db} already exists.", "Replace it with --overwrite, or add to it with --append.")
 
@@ -248,19 +247,15 @@ _STAGING = """
     CREATE TABLE staging.mail(
         n INTEGER PRIMARY KEY, message_id, subject, from_address, date, body, file_name, people,
         names, attachments, machine, refs, extra, parties);
-    CREATE TABLE staging.removed(id INTEGER PRIMARY KEY);
     BEGIN"""
 _STAGE = f"INSERT INTO staging.mail VALUES (NULL{', ?' * 13})"
-_STORED = """
-    message_id, subject, from_address, date, body, file_name, coalesce((
+_STAGED_BEFORE = """
+    SELECT message_id, subject, from_address, date, body, file_name, coalesce((
         SELECT group_concat(recipient_type || ' ' || recipient_address, char(10))
         FROM (SELECT * FROM recipients WHERE email_id = emails.id ORDER BY rowid)), ''),
-        names, attachments, machine, refs"""
-_STAGED_BEFORE = f"SELECT {_STORED}, extra, parties FROM emails WHERE id <= ? OR id >= ?"
+        names, attachments, machine, refs, extra, parties
+    FROM emails WHERE id <= ? OR id >= ?"""
 """The emails of a database as they are staged, without those between two ids."""
-_REMOVED = f"SELECT {_STORED} FROM emails WHERE id = ?"
-_LEAVING = "({0} <= ? OR {0} >= ? OR {0} IN (SELECT id FROM staging.removed))"
-"""Emails of an old database that are written anew, or no longer."""
 _INDEX = (
     "INSERT INTO emails_fts(rowid, subject, body, parties, extra) SELECT id, subject, body, parties, extra FROM emails "
 )
@@ -268,7 +263,6 @@ _UNINDEX = (
     "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties, extra) "
     "SELECT 'delete', id, subject, body, parties, extra FROM emails "
 )
-_NAMED = "SELECT from_address FROM emails WHERE from_address <> '' UNION SELECT recipient_address FROM recipients"
 _THREADED = "SELECT id, message_id, subject, refs FROM emails"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 
@@ -316,25 +310,6 @@ class _Loader:
             staging.unlink()  # SQLite keeps it open, and nobody else sees it
         self._sql.executescript(_STAGING)
         self._unstaged: list[tuple[object, ...]] = []
-        self.removed: set[str] = set()  # Message-IDs
-
-    def old_emails(self) -> Iterator[tuple[int, Keys]]:
-        """Yield the id and the keys of every old email."""
-        if self._old:
-            rows = driver(self._old).execute("SELECT id, message_id, subject, from_address, body, date FROM emails")
-            yield from ((number, keys_of(*row)) for number, *row in rows)
-
-    def remove(self, numbers: Iterable[int]) -> None:
-        """Leave out the old emails with these ids."""
-        for number in numbers:
-            assert self._old is not None
-            [row] = driver(self._old).execute(_REMOVED, (number,))
-            message_id, subject, sender, date, body, file_name, people, *more = row
-            content_key = keys_of(message_id, subject, sender, body, date).content_key
-            digest = digest_of((message_id, date, file_name, people), tuple(more), content_key)
-            self._fingerprint -= int.from_bytes(digest, "big")
-            self.removed.add(message_id)
-            self._sql.execute("INSERT INTO staging.removed VALUES (?)", (number,))
 
     def add(self, mail: SiftedMail) -> None:
         """Stage a new email."""
@@ -361,8 +336,7 @@ class _Loader:
         staying = self._staying()
         sql, known, ends = self._sql, 0, None
         if self._old:
-            rows = driver(self._old).execute(_STAGED_BEFORE, staying or (-1, 0))
-            sql.executemany(_STAGE, (row for row in rows if row[0] not in self.removed))
+            sql.executemany(_STAGE, driver(self._old).execute(_STAGED_BEFORE, staying or (-1, 0)))
         sql.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
         sql.execute("COMMIT")
         if staying and self._old:
@@ -373,9 +347,9 @@ class _Loader:
             for head in TRIGGERS:
                 sql.execute(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")
             (known,) = sql.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()
-            sql.execute(f"{_UNINDEX} WHERE {_LEAVING.format('id')}", staying)
+            sql.execute(f"{_UNINDEX} WHERE id <= ? OR id >= ?", staying)
             for table, key in (("recipients", "email_id"), ("emails", "id")):
-                sql.execute(f"DELETE FROM {table} WHERE {_LEAVING.format(key)}", staying)
+                sql.execute(f"DELETE FROM {table} WHERE {key} <= ? OR {key} >= ?", staying)
             above = staying[0]
             query = "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails"
             ends = sql.execute(query, (above, above)).fetchone()
@@ -385,8 +359,6 @@ class _Loader:
         self._load(ends, progress)
         numbers = (item for item in self._words.numbers() if item[1] > known)
         sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
-        if self.removed:
-            sql.execute(f"DELETE FROM addresses WHERE address NOT IN ({_NAMED})")
         sql.execute("DELETE FROM threads")
         members = threads_of(lambda: sql.execute(_THREADED))
         sql.executemany("INSERT INTO threads VALUES (?, ?)", members)
@@ -431,8 +403,7 @@ class _Loader:
         num_newer, above = old.execute(newer, (above, date, message_id)).fetchone()
         behind = "SELECT count(*), coalesce(min(id), ?) FROM emails WHERE date IS NULL AND message_id < ?"
         num_behind, below = old.execute(behind, (below, last)).fetchone()
-        moved = num_newer + num_behind + len(self.removed)
-        return (above, below) if moved <= max(_FEW_MAILS, mails // _LARGEST_SHARE) else None
+        return (above, below) if num_newer + num_behind <= max(_FEW_MAILS, mails // _LARGEST_SHARE) else None
 
     def _load(self, ends: tuple[int, int] | None, progress: Progress | None) -> None:
         """Insert the staged emails: dated ones with ids up to the first of ``ends``, undated ones above the second."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from functools import cache, lru_cache
+from itertools import islice
 from typing import Any
 from unicodedata import normalize
 
@@ -25,14 +26,10 @@ _COMMON = {
     "portuguese": "os não para uma com você são obrigado que ã õ dos em",
     "dutch": "het een niet van voor met wij zijn ik naar ij graag deze",
 }
-"""Words and letters that tell a language; two of them do. None is an English word."""
-_TELLING = {
-    word: [name for name in _COMMON if word in _COMMON[name].split()] for word in " ".join(_COMMON.values()).split()
-}
-_ENGLISH = (" the ", " and ", " you ")
+"""Words and letters that tell a language; two of them do. Hardly any is an English word."""
+_TELLING = {name: frozenset(words.split()) for name, words in _COMMON.items()}
 _TOLD_CHARS = 600  # from which an email's language is told
 _WORD = re.compile(r"[^\W_]+")
-_LETTER = re.compile(r"[^\x00-\x7f]")
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
 _CJK_RANGES = (
     "\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
@@ -42,25 +39,19 @@ _RUN = re.compile(f"([{_CJK_RANGES}]+)|[^{_CJK_RANGES}]+")
 _COMPOUNDING = ("german", "dutch")
 _SHORTEST_HEAD, _SHORTEST_PART, _SHORTEST_COMPOUND = 3, 4, 8  # letters
 _TAIL = "tail"
-_AROUND_CHARS = 70
-_SEARCHED_CHARS = 100_000
+_SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
 
 
 def language_of(text: str) -> str:
     """Return which of ``LANGUAGES`` the beginning of a text is written in, or an empty string."""
     head = text[:_TOLD_CHARS].lower()
-    if head.isascii():
-        if any(word in head for word in _ENGLISH):
-            return ""
-        words = set(head.split())
-    elif _CYRILLIC.search(head):
+    is_ascii = head.isascii()
+    if is_ascii and (" the " in head or " and " in head or " you " in head):
+        return ""
+    if not is_ascii and _CYRILLIC.search(head):
         return "russian"
-    else:
-        words = {*head.split(), *_LETTER.findall(head)}
-    counts = dict.fromkeys(_COMMON, 0)
-    for word in words & _TELLING.keys():
-        for name in _TELLING[word]:
-            counts[name] += 1
+    words = set(head.split() if is_ascii else (*head.split(), *head))
+    counts = {name: len(words & telling) for name, telling in _TELLING.items()}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > 1 else ""
 
@@ -110,26 +101,22 @@ def ways(keyword: str, languages: Collection[str]) -> list[str]:
     return found
 
 
-def excerpt_of(text: str, keywords: Collection[str], languages: Collection[str]) -> str | None:
-    """Return the first word that has a keyword's stem, or a keyword in a script without spaces, with its neighbors."""
-    wanted = [
+def words_like(text: str, keywords: Collection[str], languages: Collection[str]) -> list[str]:
+    """Return words of a text that have a keyword's stem, or a keyword in a script without spaces; at most a few."""
+    ideographs = [word for keyword in keywords for word in words_apart(keyword) if _CJK.search(word)]
+    stems = {
         (name, _stem(name, word)) for name in languages for each in keywords for word in _WORD.findall(each.lower())
-    ]
-    for each in (word for keyword in keywords for word in words_apart(keyword) if _CJK.search(word)):
-        if (at := text.find(each)) >= 0:
-            return _around(text, at, at + len(each))
-    for match in _WORD.finditer(text[:_SEARCHED_CHARS]):
-        word = match[0].lower()
-        for name, stem in wanted:
+    }
+
+    def is_like(word: str) -> bool:
+        for name, stem in stems:
             own, is_part = _stem(name, word), name in _COMPOUNDING and len(stem) >= _SHORTEST_PART
             if own == stem or (is_part and (own.startswith(stem) or stem in _tails(name, word))):
-                return _around(text, *match.span())
-    return None
+                return True
+        return any(each in word for each in ideographs)
 
-
-def _around(text: str, start: int, end: int) -> str:
-    before, after = text[max(start - _AROUND_CHARS, 0) : start], text[end : end + _AROUND_CHARS]
-    return f" ... {before}<b>{text[start:end]}</b>{after} ... "
+    words = dict.fromkeys(_WORD.findall(text[:_SEARCHED_CHARS].lower())) if stems or ideographs else {}
+    return [*islice(filter(is_like, words), _MOST_WORDS)]
 
 
 def _pieces(word: str) -> Iterator[str]:

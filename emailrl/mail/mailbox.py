@@ -35,7 +35,7 @@ from emailrl.mail.database import (
     party_word,
     reading,
 )
-from emailrl.mail.languages import LANGUAGES, excerpt_of, mark, ways, words_apart
+from emailrl.mail.languages import LANGUAGES, mark, ways, words_apart, words_like
 from emailrl.mail.spelling import accented, marked, spellings
 
 Order = Literal["newest", "relevance"]
@@ -88,7 +88,9 @@ class _Reader:
         self._opened = connect(db)
         finalize(self, self._opened.close)
         self.connection = driver(self._opened)
-        self.languages: list[str] | None = None  # of the database's email, once known
+        with reading(db):  # in which languages the database has email
+            has = "SELECT 1 FROM emails_fts('extra : \"{}\"') LIMIT 1"
+            self.languages = [each for each in LANGUAGES if self.connection.execute(has.format(mark(each))).fetchone()]
 
 
 class _Readers(threading.local):
@@ -194,7 +196,7 @@ class Mailbox:
     ) -> tuple[str | None, str, tuple[str | None, ...], tuple[int, int]] | None:
         """A search's FTS5 expressions, of the keywords (None without any) and with the people; sender and recipient,
         each twice; the highest id and the one below the lowest. None if nothing can match."""
-        text = _text_match(keywords, self._languages() if self.names else (), names=self.names)
+        text = _text_match(keywords, self._opened().languages, names=self.names)
         sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
@@ -269,12 +271,10 @@ class Mailbox:
             if is_other or (snippet is None and has_few_matches(f"{subject}\n{body}", keywords)):
                 if self.names:
                     words = dict.fromkeys(each for keyword in keywords for each in accented(keyword))
+                    words |= dict.fromkeys(words_like(f"{subject}\n{body}", keywords, self._opened().languages))
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
                 found = self._rows(_SNIPPET_OF, (match, message_id))
-                snippet = found[0][0] if found else None
-                if snippet is None and self.names:
-                    snippet = excerpt_of(body, keywords, self._languages())
-                snippet = snippet or preview(subject, body)
+                snippet = found[0][0] if found else preview(subject, body)
             return snippet if snippet and len(snippet) <= LONGEST_SNIPPET else excerpt(subject, body, keywords)
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
@@ -283,14 +283,6 @@ class Mailbox:
                 return self._opened().connection.execute(sql, values).fetchall()
         except MemoryError:
             raise ToolError("The search needs too much memory. Use fewer keywords.") from None
-
-    def _languages(self) -> list[str]:
-        """Those of ``LANGUAGES`` in which the database has email."""
-        reader = self._opened()
-        if reader.languages is None:
-            has = "SELECT 1 FROM emails_fts WHERE emails_fts MATCH ? LIMIT 1"
-            reader.languages = [name for name in LANGUAGES if self._rows(has, (f'extra : "{mark(name)}"',))]
-        return reader.languages
 
     def _party(self, address: str) -> str | None:
         """The FTS5 expression for the emails that name an address; None if none in the database does."""

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple, TypeGuard
 
 from emailrl.mail.languages import indexed_words
+from emailrl.mail.sources.attached import with_attachments
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
 from emailrl.mail.spelling import marked, other_spellings
 from emailrl.settings import StoreSettings
@@ -27,14 +28,12 @@ KEPT_BY = {
 }
 """The setting that keeps messages skipped for a reason."""
 
-_JUNK = frozenset(
-    """spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
+_JUNK_NAMES = """
+    spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
     gelöschte elemente, gelöschte objekte, corbeille, indésirables, courrier indésirable, éléments supprimés, papelera,
     correo no deseado, elementos eliminados, cestino, posta indesiderata, posta eliminata, lixeira, lixo eletrônico,
-    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱""".replace(
-        "\n   ", ""
-    ).split(", ")
-)
+    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱"""
+_JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
 """Labels and folders of mail that its owner does not want, in the languages in which Gmail and Outlook name them."""
 _FOLDER = re.compile(r"[^/#]++(?=[/#])")
 _TRASHED = re.compile(r"[:;!]2,[A-S]*T[A-Za-z]*\Z")  # a Maildir's flag
@@ -87,6 +86,8 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     person's own mail."""
     if isinstance(email, Skipped):
         return email
+    if settings.attachment_text:
+        email = with_attachments(email)
     most_chars, most_recipients = settings.max_body_chars, settings.max_recipients
     if most_chars is None:
         most_chars = ART_E_BODY_CHARS if email.is_research else 0
@@ -122,19 +123,10 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     extra = " ".join(map(marked, (*shown, *other_spellings(own, subject, email.body))))
     if others := indexed_words(own, subject, email.body):
         extra = " ".join([extra, *others])
-    more = (names, attachments, email.machine, refs)
-    digest = digest_of((message_id, date, email.file_name, people), more, keys.content_key)
+    more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
+    digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
     head = (message_id, subject, sender, date, email.body, email.file_name, people)
     return SiftedMail(*head, names, attachments, email.machine, refs, extra, keys, digest, defects, email.is_research)
-
-
-def digest_of(head: tuple[str | None, ...], more: tuple[str, str, str, str], content_key: bytes) -> bytes:
-    """Return the hash of an entire email from its fields as stored. ``head``: message_id, date, file_name and people;
-    ``more``: names, attachments, machine and refs."""
-    names, attachments, machine, refs = more
-    return _hash(
-        "\0".join(map(str, head)) + ("\0".join(more) if names or attachments or refs else machine), content_key
-    )
 
 
 def _is_junk(email: RawEmail) -> bool:

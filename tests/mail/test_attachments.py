@@ -15,6 +15,7 @@ from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import documents, open_source
 from emailrl.mail.sources.attached import documents as reader
+from emailrl.mail.sources.attached import with_attachments
 from emailrl.mail.sources.message import parse_message
 from emailrl.mail.sources.reading import RawEmail
 from emailrl.settings import StoreSettings
@@ -115,7 +116,7 @@ HOSTILE: dict[str, Callable[[], tuple[str, bytes]]] = {
 
 
 def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_MAX_SECONDS", 6)
+    monkeypatch.setattr(documents, "CPU_SECONDS", 4)
     source = tmp_path / "own.mbox"
     bad = [written(number, (*make()[:1], OCTETS, make()[1])) for number, make in enumerate(HOSTILE.values(), 1)]
     source.write_bytes(mbox(*bad, written(9, FILES[-1])))
@@ -134,5 +135,6 @@ def test_a_file_that_is_the_body_is_not_repeated() -> None:
     mail = EmailMessage()
     mail["From"], mail["Subject"] = "ann@x.org", "s"
     mail.set_content("All there is.\n", disposition="inline", filename="only.txt")
-    email = parse_message(mail.as_bytes(), attachment_text=True)
-    assert isinstance(email, RawEmail) and email.body == "All there is.\n" and email.attachments == ["only.txt"]
+    email = parse_message(mail.as_bytes())
+    assert isinstance(email, RawEmail) and email.attachments == ["only.txt"]
+    assert with_attachments(email).body == email.body == "All there is.\n"

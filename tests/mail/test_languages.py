@@ -82,7 +82,7 @@ def test_other_words_are_not_found_and_nothing_private_is_shown(db: Path) -> Non
         shown = {keyword: box.search([keyword])[0].snippet for keyword, _, _ in SEARCHES}
     assert not any("\ue000" in snippet for snippet in shown.values())
     assert "<b>Stromrechnungen</b>" in shown["Rechnung"] and "<b>счета</b>" in shown["счет"]
-    assert "<b>契約</b>" in shown["契約"]
+    assert "<b>会議室で契約書の確認をします</b>" in shown["契約"]
 
 
 def test_languages_are_told_apart_and_english_mail_gets_nothing(db: Path, email: Callable[..., RawEmail]) -> None:

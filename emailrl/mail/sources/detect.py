@@ -76,18 +76,16 @@ class Source:
         self.items = chain(first, self.items)
         return any(isinstance(item, tuple) and _CMU_NAME.search(item[0]) for item in first)
 
-    def read(
-        self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None, *, attachment_text: bool = False
-    ) -> Generator[T]:
+    def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Generator[T]:
         """Yield the result of ``judge`` for every message, in order. Parsing and ``judge`` run in ``workers`` other
         processes; None chooses one per usable core, 0 uses this process. Only a few batches per worker are in flight at
-        any time. ``attachment_text`` adds the text of attached files to bodies."""
+        any time."""
         if workers is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             workers = min(cores, _MAX_WORKERS) if cores > 1 else 0
         batches = _batches(self.items)
         first = list(islice(batches, 2))
-        calls = ((batch, judge, self.max_message_bytes, attachment_text) for batch in chain(first, batches))
+        calls = ((batch, judge, self.max_message_bytes) for batch in chain(first, batches))
         if workers < 1 or len(first) < 2:
             with closing(attached.documents):
                 for call in calls:
@@ -253,13 +251,11 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def _parse_batch(
-    batch: list[Item], judge: Callable[[RawEmail | Skipped], T], largest: int, attachment_text: bool
-) -> list[T]:
-    return [judge(_parse(item, largest, attachment_text) if isinstance(item, tuple) else item) for item in batch]
+def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T], largest: int) -> list[T]:
+    return [judge(_parse(item, largest) if isinstance(item, tuple) else item) for item in batch]
 
 
-def _parse(item: Unread, largest: int, attachment_text: bool) -> RawEmail | Skipped:
+def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
     name, content = clean_text(item[0]), item[1]
     if isinstance(content, Path):
         try:
@@ -272,7 +268,7 @@ def _parse(item: Unread, largest: int, attachment_text: bool) -> RawEmail | Skip
         return Skipped("too_large", name)
     if isinstance(content, rows.JsonLine):
         return rows.parse_line(content, name)
-    email = parse_message(content, name, attachment_text=attachment_text)
+    email = parse_message(content, name)
     if isinstance(email, RawEmail):
         email.is_research = isinstance(content, rows.TableMail) or _CMU_NAME.search(name) is not None
     return email

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -22,7 +23,6 @@ WORD_MEMBER = "word/document.xml"
 MAX_CHARS = 500_000  # read from one file
 MAX_BYTES = 50 * 1024 * 1024  # of one file
 CPU_SECONDS = 20  # spent on one file
-_MAX_SECONDS = 120  # waited for one file, on a machine that does other things
 _MAX_MEMORY = 1024 * 1024 * 1024  # of the process
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _ENDS = {f"{_W}p": "\n", f"{_W}br": "\n", f"{_W}tab": "\t", f"{_W}tc": "\t"}
@@ -30,7 +30,7 @@ _ENDS = {f"{_W}p": "\n", f"{_W}br": "\n", f"{_W}tab": "\t", f"{_W}tc": "\t"}
 
 
 class Documents:
-    """The process that reads documents; it begins with the first."""
+    """The process that reads documents; it begins with the first, and ends with this one at the latest."""
 
     def __init__(self) -> None:
         self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
@@ -41,19 +41,17 @@ class Documents:
             return ""
         if self._child is None:
             ours, theirs = Pipe()
-            command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
-            unseen = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
-            self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], **unseen), ours  # type: ignore[call-overload]
+            command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(CPU_SECONDS)]
+            out, fds = subprocess.DEVNULL, [theirs.fileno()]
+            process = subprocess.Popen(command, stdout=out, stderr=out, pass_fds=fds, start_new_session=True)
+            self._child = process, ours
             theirs.close()
         try:
-            connection = self._child[1]
-            connection.send_bytes(content)
-            if connection.poll(_MAX_SECONDS):
-                return connection.recv_bytes(4 * MAX_CHARS).decode()
-        except (EOFError, OSError):  # the process has ended, or would not
-            pass
-        self.close()
-        return ""
+            self._child[1].send_bytes(content)
+            return self._child[1].recv_bytes(4 * MAX_CHARS).decode()
+        except (EOFError, OSError):  # the process has ended
+            self.close()
+            return ""
 
     def close(self) -> None:
         """End the process."""
@@ -65,46 +63,40 @@ class Documents:
             self._child = None
 
 
-def text_of(content: bytes) -> str:
-    """Return at most ``MAX_CHARS`` of the text of a PDF or Word file. Raises whatever the libraries raise."""
-    return _pdf(content) if PDF_START in content[:1024] else _word(content)
-
-
-def _pdf(content: bytes) -> str:
+def _pages(content: bytes) -> Iterator[str]:
     from pypdf import PdfReader
 
-    pages, size = [], 0
     for page in PdfReader(io.BytesIO(content)).pages:
-        pages.append(page.extract_text().strip())
-        size += len(pages[-1])
-        if size > MAX_CHARS:
-            break
-    return "\n\n".join(pages)[:MAX_CHARS]
+        yield f"{page.extract_text().strip()}\n\n"
 
 
-def _word(content: bytes) -> str:
-    pieces, size = [], 0
+def _runs(content: bytes) -> Iterator[str]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(WORD_MEMBER) as member:
         for _, element in ElementTree.iterparse(member):
-            piece = element.text or "" if element.tag == f"{_W}t" else _ENDS.get(element.tag, "")
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_CHARS:
-                break
+            yield element.text or "" if element.tag == f"{_W}t" else _ENDS.get(element.tag, "")
             if element.tag == f"{_W}p":
                 element.clear()
-    return "".join(pieces)[:MAX_CHARS]
 
 
-def _serve(connection: Connection) -> None:
+def _text(content: bytes) -> str:
+    pieces, size = [], 0
+    for piece in _pages(content) if PDF_START in content[:1024] else _runs(content):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_CHARS:
+            break
+    return "".join(pieces)[:MAX_CHARS].strip()
+
+
+def _serve(connection: Connection, seconds: int) -> None:
     """Answer each file with its text until the other end closes; an empty text says that there is none to be had."""
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     with suppress(EOFError):
         while True:
             content = connection.recv_bytes()
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
             try:
-                text = text_of(content).encode("utf-8", "replace")
+                text = _text(content).encode("utf-8", "replace")
             except Exception:  # the libraries raise many kinds on hostile input; the file is counted as unread
                 text = b""
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -112,4 +104,4 @@ def _serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])))
+    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]))

@@ -40,7 +40,7 @@ _UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2
 """Space, controls and marks that turn the direction of text, by which a name could pose as another."""
 _MOST_LISTED = 30  # people: by default an email of that release to more is skipped
 _EXCHANGE = " </O="
-_LABEL = re.compile(r'"([^"]*+)"|([^",\s][^",]*+)')
+LABEL = re.compile(r'"([^"]*+)"|([^",\s][^",]*+)')  # of Gmail, as Takeout lists them
 _MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
 _MAX_REFERENCES = 100
 _MAX_REMEMBERED = 1000  # characters of a header
@@ -130,11 +130,6 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
         found += [*words, *map(_bare, complete)]
         words.clear()
     return [each.lower() for each in (*found, *words)]
-
-
-def labels_in(value: str) -> list[str]:
-    """Return Gmail's labels as Takeout writes them: separated by commas, with quotes around those that contain one."""
-    return [quoted or plain for quoted, plain in _LABEL.findall(header_text(value, []))]
 
 
 def note(names: dict[str, str], addresses: Iterable[str], written: Iterable[str], *, plain: bool = False) -> None:

@@ -17,12 +17,11 @@ from itertools import takewhile
 
 from emailrl.mail.database import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
-from emailrl.mail.sources.attached import AttachedFile, with_attachments
 from emailrl.mail.sources.headers import (
+    LABEL,
     MACHINE_FIELDS,
     MAX_ADDRESS_CHARS,
     header_text,
-    labels_in,
     machine_of,
     message_ids,
     parse_date,
@@ -30,7 +29,6 @@ from emailrl.mail.sources.headers import (
     shown_name,
 )
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
-from emailrl.mail.sources.signed import signed_content
 from emailrl.mail.sources.text import decode, enriched_to_text, flowed_to_text, html_to_text
 
 PEOPLE = ("from", "to", "cc", "bcc")
@@ -78,12 +76,14 @@ _NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
 _STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
 _BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
 _BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
+_SIGNED_DATA = bytes.fromhex("06092a864886f70d010701")
+"""Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
+_CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
 
 
-def parse_message(raw: bytes, file_name: str = "", *, attachment_text: bool = False) -> RawEmail | Skipped:
+def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     """Parse one message; returns ``Skipped`` if the bytes are empty, not an email or unreadable. A missing Message-ID
-    is made from the hash of the bytes, and an unreadable date is None; both are listed in ``defects``.
-    ``attachment_text`` adds the text of attached files to the body."""
+    is made from the hash of the bytes, and an unreadable date is None; both are listed in ``defects``."""
     if raw[:1].isdigit() and (counted := _COUNTED.match(raw)):
         raw = raw[counted.end() : counted.end() + int(counted[1])]
     if b"\r" in raw:
@@ -95,7 +95,7 @@ def parse_message(raw: bytes, file_name: str = "", *, attachment_text: bool = Fa
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
-        files, kind = list[str](), ""
+        files, kind = list[Part](), ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -104,18 +104,11 @@ def parse_message(raw: bytes, file_name: str = "", *, attachment_text: bool = Fa
             return Skipped("not_mail", file_name)
         else:
             headers, message = _mime(raw, defects)
-            parts = [*message.files()]
-            text, files, kind = _text_of(message, defects), [part.file_name for part in parts], message.telling_kind()
-            if attachment_text:
-                text = with_attachments(text, map(_Part.as_file, parts), defects)
+            text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
         names: dict[str, str] = {}
         bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
         date = parse_date(headers.get("date", ""))
-        references = (
-            message_ids(*(headers.get(name, "") for name in THREAD))
-            if "in-reply-to" in headers or "references" in headers
-            else []
-        )
+        references = message_ids(*(headers[name] for name in THREAD if name in headers))
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
@@ -129,13 +122,13 @@ def parse_message(raw: bytes, file_name: str = "", *, attachment_text: bool = Fa
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
-    subject, body_text = clean_text(headers.get("subject", "")), clean_text(text)
-    from_address, kinds = sender[0] if sender else "", tuple(sorted(set(defects)))
-    ids = clean_text(message_id), subject, from_address
-    email = RawEmail(*ids, to, cc, bcc, date, body_text, file_name, kinds, True, names, files, references, machine)
-    if "x-gmail-labels" in headers:
-        email.labels = labels_in(headers["x-gmail-labels"])
-    return email
+    message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text))
+    ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects)))
+    shown = [shown_name(part.name) or part.get_content_type() for part in files]
+    labels = [quoted or plain for quoted, plain in LABEL.findall(header_text(headers.get("x-gmail-labels", ""), []))]
+    return RawEmail(
+        *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
+    )
 
 
 def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
@@ -187,11 +180,11 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     return headers, body.decode("ascii")
 
 
-def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], _Part]:
+def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
     """The same headers of any message, and its parts. Non-ASCII bytes in headers are UTF-8 or the text's charset,
     escape sequences ISO-2022-JP."""
     fields, body = _read_headers(raw, defects)
-    message = _Part(fields, body)
+    message = Part(fields, body)
     message.inside = _parts_in(message, defects)
     charset = next(filter(None, (part.charset for part in message.leaves())), "windows-1252")
     values: dict[str, list[str]] = {}
@@ -239,26 +232,26 @@ def _read_headers(raw: bytes, defects: list[str]) -> tuple[_Fields, bytes]:
     return [(name, b" ".join(lines).strip()) for name, lines in fields], body
 
 
-class _Part(Message):
+class Part(Message):
     """A message or a part of one: its content headers and its still encoded body."""
 
     def __init__(self, fields: _Fields, body: bytes, depth: int = 0, default_type: str = "text/plain") -> None:
         super().__init__()
         self.set_default_type(default_type)
         self.body, self.depth = body, depth  # the number of its containers
-        self.inside: list[_Part] | None = None  # of a container: the parts that may be shown
+        self.inside: list[Part] | None = None  # of a container: the parts that may be shown
         for name, value in fields:
             if name.startswith("content-") and name not in self:
                 self[name] = decode(value[:_MAX_PARAMETERS], "utf-8", [])
 
-    def leaves(self) -> Iterator[_Part]:
+    def leaves(self) -> Iterator[Part]:
         """Yield all parts that are not containers."""
         if self.inside is None:
             yield self
         for part in self.inside or ():
             yield from part.leaves()
 
-    def files(self) -> Iterator[_Part]:
+    def files(self) -> Iterator[Part]:
         """Yield every attached file, but not the images that a text shows."""
         is_attached, kind = self.get_content_disposition() == "attachment", self.get_content_maintype()
         is_shown = kind == "image" and "content-id" in self and not is_attached
@@ -285,15 +278,6 @@ class _Part(Message):
     def name(self) -> str:
         """The part's file name."""
         return self.parameter("filename", "content-disposition") or self.parameter("name")
-
-    @property
-    def file_name(self) -> str:
-        """The part's file name as it is shown, or its type."""
-        return shown_name(self.name) or self.get_content_type()
-
-    def as_file(self) -> AttachedFile:
-        """Return the part's content with what says how to read it."""
-        return AttachedFile(self.file_name, self.get_content_type(), self.charset, self.decoded([]))
 
     @property
     def charset(self) -> str:
@@ -346,13 +330,13 @@ def _has_strays(content: bytes) -> bool:
     return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
 
 
-def _parts_in(part: _Part, defects: list[str]) -> list[_Part] | None:
+def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
     """The parts of a container and those inside them, without attached containers and attached files with a name; None
     for a part without any, also for a container in which none are found (``bad_mime`` in ``defects``)."""
     whole, kind = part.get_content_type(), part.get_content_maintype()
     is_attached, is_too_deep = part.get_content_disposition() == "attachment", part.depth >= _MAX_DEPTH
     if whole in _SMIME and not is_too_deep:
-        signed = signed_content(part.decoded(defects))
+        signed = _signed_content(part.decoded(defects))
         if signed is None:
             defects.append("encrypted" if part.parameter("smime-type").lower() == "enveloped-data" else "bad_mime")
             return []
@@ -381,13 +365,13 @@ def _parts_in(part: _Part, defects: list[str]) -> list[_Part] | None:
     if kind == "message" and read[0][0] and whole not in _MESSAGES:
         return []
     default = "message/rfc822" if whole == "multipart/digest" else "text/plain"
-    inside = [_Part(*each, part.depth + 1, default) for each in read]
+    inside = [Part(*each, part.depth + 1, default) for each in read]
     for one in inside:
         one.inside = _parts_in(one, defects)
     return inside
 
 
-def _pieces(container: _Part, defects: list[str]) -> list[bytes] | None:
+def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:
     """The content between a container's delimiters, or None if there are none. If the boundary as it was folded opens
     no part, it is searched with other spacing; after that, any line above a content header counts as a delimiter
     (``bad_mime`` in ``defects``)."""
@@ -411,10 +395,49 @@ def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
     return [text[begin:end] for begin, end in zip(begins, ends, strict=False)] if marks else None
 
 
+# -- opaque signatures -------------------------------------------------------------------------------------------------
+
+
+def _signed_content(cms: bytes) -> bytes | None:
+    """The content of signed data in DER or BER; None if it is encrypted, detached or truncated."""
+    at = cms.find(_SIGNED_DATA)
+    try:
+        tag, begin, _ = _tagged(cms, at + len(_SIGNED_DATA))
+        if at < 0 or tag != _CONTENT:
+            return None
+        tag, begin, end = _tagged(cms, begin)
+        if tag == _OCTETS:
+            return cms[begin:end]
+        pieces = []
+        while tag == _PIECES and begin != end and cms[begin : begin + 2] != b"\0\0":
+            kind, inside, begin = _tagged(cms, begin)
+            if kind != _OCTETS:
+                return None
+            pieces.append(cms[inside:begin])
+        return b"".join(pieces) or None
+    except (IndexError, ValueError):
+        return None
+
+
+def _tagged(data: bytes, at: int) -> tuple[int, int, int]:
+    """The tag at ``at``, and the start and end of its content (-1: ends at a marker)."""
+    tag, length, begin = data[at], data[at + 1], at + 2
+    if length == 0x80:
+        if tag == _OCTETS:
+            raise ValueError("pieces alone end at a mark")
+        return tag, begin, -1
+    if length > 0x80:
+        begin += length & 0x7F
+        length = int.from_bytes(data[at + 2 : begin], "big")
+    if begin + length > len(data):
+        raise ValueError("cut off")
+    return tag, begin, begin + length
+
+
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def _text_of(message: _Part, defects: list[str]) -> str:
+def _text_of(message: Part, defects: list[str]) -> str:
     """The texts of the parts in order, joined by line ends; one of several alternatives, preferably plain text.
     Attachments and parts with a file name are used only if there is no other text (``named_text`` in ``defects``). HTML
     that repeats another kind word for word is left out: some programs send both as ``mixed``."""
@@ -432,7 +455,7 @@ def _text_of(message: _Part, defects: list[str]) -> str:
     return "\n".join(text for own, (rank, text) in zip(words, shown, strict=True) if rank != _HTML or own not in others)
 
 
-def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]]:
+def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]:
     """The texts of a part, or of those inside, with their ranks, including blank ones."""
     if part.inside is None:
         if (rank := _rank(part, named)) == _NO_TEXT:
@@ -450,7 +473,7 @@ def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]
         found = [text for one in part.inside for text in _texts(one, named, defects)]
         return [one for one in found if one[0] != _DATA] or found
 
-    def worst(choice: _Part) -> int:
+    def worst(choice: Part) -> int:
         return max((rank for one in choice.leaves() if (rank := _rank(one, named)) < _NO_TEXT), default=_DATA)
 
     best: list[tuple[int, str]] = []
@@ -462,7 +485,7 @@ def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]
     return best
 
 
-def _rank(part: _Part, named: bool) -> int:
+def _rank(part: Part, named: bool) -> int:
     """The rank of a part as an email's text; ``_NO_TEXT`` also for a file unless ``named``, else for all but files."""
     kind, subtype = part.get_content_maintype(), part.get_content_subtype()
     is_file = bool(part.name) or part.get_content_disposition() == "attachment"

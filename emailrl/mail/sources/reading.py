@@ -41,6 +41,7 @@ class RawEmail:
     references: list[str] = field(default_factory=list)  # Message-IDs of References and In-Reply-To
     machine: str = ""  # what kind of program sent it (``headers.machine_of``); empty if a person did
     labels: list[str] = field(default_factory=list, compare=False)  # Gmail's
+    files: list[Any] = field(default_factory=list, compare=False, repr=False)  # ``message.Part`` of each attached file
 
 
 @dataclass(slots=True)
