@@ -252,7 +252,7 @@ def people_in(value: str, listed: str = "") -> tuple[list[str], dict[str, str]]:
 
 def message_ids(*values: str) -> list[str]:
     """Return the Message-IDs in References and In-Reply-To: the first, which began the thread, and the last."""
-    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(" ".join(values))))]
+    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(" ".join(values))))] if values else []
     return found[:1] + found[1:][-_MAX_REFERENCES:]
 
 

@@ -125,7 +125,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text))
     ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects)))
     shown = [shown_name(part.name) or part.get_content_type() for part in files]
-    labels = [quoted or plain for quoted, plain in LABEL.findall(header_text(headers.get("x-gmail-labels", ""), []))]
+    labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
     return RawEmail(
         *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
     )
