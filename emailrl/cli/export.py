@@ -24,7 +24,10 @@ from emailrl.cli.output import print_json, print_next, result_console, warn
 
 def export(
     checkpoint: Checkpoint = None,
-    format: Annotated[Literal["adapter", "merged"], Option(help="LoRA adapter, or merged weights.")] = "adapter",
+    format: Annotated[
+        Literal["adapter", "merged", "gguf", "gguf-lora"],
+        Option(help="LoRA adapter or merged weights, each also for llama.cpp."),
+    ] = "adapter",
     out: Annotated[Path | None, path_option(help="Output folder. Default: in exports/ next to the runs.")] = None,
     overwrite: Overwrite = False,
     trust: Trust = False,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import emailrl
 from emailrl.base.disk import check_own, check_place, share_files
@@ -34,7 +34,7 @@ _SHOWN = {
 """Settings shown in the card; metadata.json has all of them."""
 
 
-def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Confirmed | None = None) -> str:
+def model_card(metadata: Metadata, folder: str, *, format: Format, confirmed: Confirmed | None = None) -> str:
     """Return the card: description, results, training, and how to load and serve the model. ``confirmed`` is the
     accuracy on questions that did not select the checkpoint; it comes first."""
     from jinja2 import Environment, StrictUndefined
@@ -69,12 +69,14 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
         asdict(metadata),
         base=base,
         folder=folder,
-        merged=merged,
+        format=format,
+        merged=format in ("merged", "gguf"),
         is_on_hub="/" in base and not base.startswith("/"),
         is_packaged=base in PACKAGED,
         untrained=metadata.untrained,
         recorded=recorded,
         confirmed=confirmed and asdict(confirmed),
+        played=played,
         rows=[(name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value) for name, value in rows],
         config={"db": "mail.db"}
         | {name: agent[name] for name in ("max_turns", "max_tokens") if name in agent}
@@ -84,7 +86,7 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
     )
 
 
-Format = Literal["adapter", "merged"]
+Format = Literal["adapter", "merged", "gguf", "gguf-lora"]
 
 MARKER = "export.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
@@ -106,22 +108,24 @@ class Export:
 def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, overwrite: bool = False) -> Export:
     """Write ``checkpoint`` to the folder ``out``, after checking its files against their recorded hashes. ``adapter``
     copies adapter and tokenizer byte for byte; ``merged`` adds the adapter to its base in float32 and rounds once to
-    the base's dtype. Raises UsageError if ``out`` is taken (``overwrite`` replaces only an earlier export),
-    EmailRLError for a damaged checkpoint or a base that does not load."""
+    the base's dtype; ``gguf`` and ``gguf-lora`` are these two for llama.cpp. Raises UsageError if ``out`` is taken
+    (``overwrite`` replaces only an earlier export) or a format cannot hold the model, EmailRLError for a damaged
+    checkpoint or a base that does not load."""
     verify(checkpoint)
     check_free(out, overwrite)
     incoming, outgoing = (out.with_name(f".{out.name}.{end}") for end in ("incoming", "outgoing"))
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
-        (_copy_adapter if format == "adapter" else _write_merged)(checkpoint, incoming)
+        _WRITERS[format](checkpoint, incoming)
         metadata = checkpoint.metadata
-        recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
-        _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), incoming)
+        if format in ("adapter", "merged"):  # GGUF has the tokenizer in it
+            recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
+            _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), incoming)
         # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
         own = replace(metadata, files=_hashes(incoming))
         (incoming / METADATA).write_text(json.dumps(asdict(own), indent=2) + "\n", "utf-8")
-        card = model_card(metadata, out.name, merged=format == "merged", confirmed=confirmed_of(checkpoint))
+        card = model_card(metadata, out.name, format=format, confirmed=confirmed_of(checkpoint))
         (incoming / "README.md").write_text(card, "utf-8")
         files = _hashes(incoming)
         marker = {
@@ -190,12 +194,42 @@ def _base_of(checkpoint: Checkpoint) -> str | Path:
 
 
 def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
-    """Merge layer by layer, so that only one layer at a time is in float32."""
+    from emailrl.model.lora import writing_tensors
+
+    model = _merged(checkpoint)
+    with writing_tensors(folder):
+        model.save_pretrained(folder)
+
+
+def _write_gguf(checkpoint: Checkpoint, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from emailrl.measure.gguf import MODELFILE, check_gguf, write_model
+    from emailrl.model.shape import load_config
+
+    check_gguf(load_config(checkpoint.metadata.base_model, _base_of(checkpoint)))  # before the weights are loaded
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+    write_model(_merged(checkpoint), tokenizer, folder / "model.gguf", checkpoint.metadata.run_id)
+    (folder / "Modelfile").write_text(MODELFILE, "utf-8")
+
+
+def _write_gguf_lora(checkpoint: Checkpoint, folder: Path) -> None:
+    from emailrl.measure.gguf import check_gguf, write_adapter
+    from emailrl.model.lora import read_plain_lora
+    from emailrl.model.shape import empty_model, load_config
+
+    check_gguf(config := load_config(checkpoint.metadata.base_model, _base_of(checkpoint)))
+    lora = read_plain_lora(checkpoint.path, empty_model(config))
+    write_adapter(lora, config, folder / "adapter.gguf", checkpoint.metadata.run_id)
+
+
+def _merged(checkpoint: Checkpoint) -> Any:
+    """The base model with the adapter merged, layer by layer, so that only one layer at a time is in float32."""
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.utils.logging import disable_progress_bar
 
-    from emailrl.model.lora import read_plain_lora, writing_tensors
+    from emailrl.model.lora import read_plain_lora
     from emailrl.model.shape import auto_class, load_config
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
@@ -222,8 +256,12 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
                 layer.to(dtype)
     except (RuntimeError, ValueError) as error:
         raise EmailRLError(f"The adapter in {checkpoint.path} cannot be merged: {first_line(error)}") from error
-    with writing_tensors(folder):
-        model.unload().save_pretrained(folder)
+    return model.unload()
+
+
+_WRITERS: Final = {
+    "adapter": _copy_adapter, "merged": _write_merged, "gguf": _write_gguf, "gguf-lora": _write_gguf_lora
+}  # fmt: skip
 
 
 def _hashes(folder: Path) -> dict[str, str]:
