@@ -62,19 +62,15 @@ def write_model(model: Any, tokenizer: Any, path: Path, name: str) -> None:
     writer, naming_of = _writer(config, "model", name)
     file_types = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
     writer.add_file_type(file_types[model.dtype])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(theta := config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    theta = config.rope_parameters["rope_theta"]
+    facts = {"vocab_size": config.vocab_size, "context_length": config.max_position_embeddings}
+    facts |= {"embedding_length": config.hidden_size, "block_count": config.num_hidden_layers}
+    facts |= {"feed_forward_length": config.intermediate_size, "head_count": config.num_attention_heads}
+    facts |= {"head_count_kv": config.num_key_value_heads, "key_length": width, "value_length": width}
+    facts |= {"rope_dimension_count": width, "rope_freq_base": theta, "layer_norm_rms_eps": config.rms_norm_eps}
+    for fact, value in facts.items():
+        getattr(writer, f"add_{fact}")(value)
     _write_tokenizer(writer, tokenizer, config.vocab_size)
     ends = model.generation_config.eos_token_id
     if others := [end for end in (ends if isinstance(ends, list) else []) if end != tokenizer.eos_token_id]:

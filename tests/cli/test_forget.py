@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from emailrl.mail import open_mailbox
+from emailrl.mail import database_fingerprint, open_mailbox
 from emailrl.questions.load import questions_file, read_jsonl, write_demo, write_scenarios
 from emailrl.settings import StoreSettings
 
@@ -54,7 +55,10 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     (tmp_path / "training/step-000001.jsonl").write_text(f'{{"id":"{trained}"}}\n{{"id":"elsewhere"}}\n')
     (tmp_path / "archive.mbox").write_text(f"From: {inbox}\n")
     (tmp_path / "elsewhere").symlink_to("/etc")
+    (tmp_path / "mine.csv").write_text("a,b\n")
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
     os.mkfifo(tmp_path / "pipe.jsonl")
+    fingerprint = database_fingerprint(db)
     sentences, before = sentences_of(db, inbox), bytes_below(tmp_path)
 
     code, told, error = emailrl("forget", "--inbox", inbox.upper(), "--dry-run")
@@ -68,6 +72,19 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     (tmp_path / "archive.mbox").unlink()
     after = bytes_below(tmp_path).lower()
     assert inbox.encode() not in after
+    assert all(each.question.lower().encode() not in after for each in own)
+    with sqlite3.connect(shutil.copy(db, tmp_path / "anew.db")) as connection:
+        size = "SELECT sum(length(block)) FROM emails_fts_data"  # an index not made anew keeps words of removed mails
+        (left,) = connection.execute(size).fetchone()
+        assert connection.execute("PRAGMA freelist_count").fetchone() == (0,)  # pages that would keep what stood there
+        connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('rebuild')")
+        connection.commit()
+        assert connection.execute(size).fetchone() == (left,)
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        noted = dict(connection.execute("SELECT key, value FROM meta"))
+        assert int(noted["emails"]) == connection.execute("SELECT count(*) FROM emails").fetchone()[0] > 0
+    assert database_fingerprint(db) != fingerprint
+    (tmp_path / "anew.db").unlink()
     assert [
         each for each in sentences if each.lower().encode() in after or json.dumps(each).lower()[1:-1].encode() in after
     ] == []
@@ -76,6 +93,7 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     assert [each["scenario"]["inbox_address"] for each in kept] == [other.inbox_address]
     with open_mailbox(db, other.inbox_address) as mailbox:
         assert mailbox.read(other.message_ids[0]) is not None and mailbox.search(["the"])
+    assert (tmp_path / "mine.csv").exists() and (tmp_path / "mine.html").exists()
     code, _, error = emailrl("forget", "--inbox", inbox, "--yes")
     assert code == 2 and "Nothing below" in error
 
@@ -86,5 +104,5 @@ def test_what_cannot_be_read_is_reported_and_a_refusal_changes_nothing(emailrl, 
     code, _, error = emailrl("forget", "--inbox", "ann@example.com")  # nobody answers
     assert code != 0 and (tmp_path / "q.jsonl").read_text() == "\n".join(lines) + "\n"
     code, _, error = emailrl("forget", "--inbox", "ann@example.com", "--yes")
-    assert code == 1 and "1 lines are not JSON" in error
+    assert code == 1 and "1 of its lines cannot be read" in error
     assert (tmp_path / "q.jsonl").read_text() == "{torn\n" + '{"id": 1}\n'
