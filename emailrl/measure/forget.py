@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import stat
 from contextlib import closing
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from emailrl.base.disk import LOCK, check_cache, is_locked, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.records.lines import parse
 
-_BLOCK: Final = 1 << 20
 _BENCHMARK: Final = frozenset({"results.json", "results.csv", "questions.csv", "conditions.json"})
 _TEXTS: Final = "message_id subject from_address body file_name names attachments machine refs"
 _MAILS: Final = f"""
@@ -45,9 +46,9 @@ def forget(inbox: str, folder: Path, *, dry: bool) -> Forgotten:
     for path in sorted(files, key=lambda path: path.parent.name == "training"):  # numbers, under ids of trajectories
         if path.suffix == ".jsonl":
             _filter_lines(path, inbox, gone, done, dry=dry)
-        elif (kind := _kind_of(path)) == "mail":
+        elif {"emails", "emails_fts", "meta"} <= (tables := _tables(path)):
             _filter_database(path, inbox, done, dry=dry)
-        elif kind == "cache" or _is_derived(path):  # a cache's keys are hashes, its replies may quote mail
+        elif tables == {"kept"} or _is_derived(path):  # a cache of replies names nobody, and may quote mail
             done.deleted.append(path)
     if not done.removed and not any(_holds(path, inbox) for path in files):
         raise UsageError(f"Nothing below {folder} names {inbox}.", "Check --inbox, and the folder.")
@@ -68,54 +69,40 @@ def _files(folder: Path, left: dict[Path, str]) -> list[Path]:
     found = []
     for parent, folders, names in os.walk(folder):
         for path in (Path(parent, name) for name in sorted([*folders, *names])):
+            if path.name == LOCK and is_locked(path):
+                raise UsageError(f"A run is writing in {path.parent}.", "Wait for its end.")
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 found.append(path)
             elif not stat.S_ISDIR(mode):
                 left[path] = "a link, which is not followed" if stat.S_ISLNK(mode) else "a device or pipe"
-            if path.name == LOCK and is_locked(path):
-                raise UsageError(f"A run is writing in {path.parent}.", "Wait for its end.")
     return found
 
 
-def _open(path: Path) -> Any:
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK))
-
-
-def _starts(path: Path, size: int = 16) -> bytes:
-    with _open(path) as file:
-        return bytes(file.read(size))
-
-
-def _holds(path: Path, inbox: str) -> bool:
-    """Whether the bytes of the file hold the address, in any case."""
-    wanted, end = inbox.encode(), b""
-    with _open(path) as file:
-        while block := file.read(_BLOCK):
-            if wanted in (end := end[-len(wanted) :] + block.lower()):
-                return True
-    return False
+def _holds(path: Path, text: str) -> bool:
+    """Whether the bytes of the file hold the text, in any case."""
+    if not path.stat().st_size:
+        return False
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
+        return re.search(re.escape(text.encode()), mapped, re.IGNORECASE) is not None
 
 
 def _is_derived(path: Path) -> bool:
-    """Whether emailrl made the file of trajectories or mail."""
-    name, folder = path.name, path.parent
-    if path.suffix == ".html":
-        return b"emailrl" in _starts(path, _BLOCK)
-    if name == "ask.json":
-        return _starts(path).startswith(b'{"inbox"')
+    """Whether emailrl made the file, of trajectories or mail."""
+    name, run = path.name, path.parent.parent if path.parent.name == "skipped" else path.parent
+    if path.suffix == ".html" or name == "ask.json":
+        return _holds(path, "emailrl" if path.suffix == ".html" else '{"inbox"')
     if name in _BENCHMARK:
-        return (folder / "conditions.json").exists()
-    run = folder.parent if folder.name == "skipped" else folder
-    is_run = (run / "metrics.jsonl").exists()
-    return name.endswith(".jsonl.index") or (is_run and (run != folder or name == "training.log"))
+        return (run / "conditions.json").exists()
+    is_of_run = run != path.parent or name == "training.log"
+    return name.endswith(".jsonl.index") or (is_of_run and (run / "metrics.jsonl").exists())
 
 
 def _filter_lines(path: Path, inbox: str, gone: set[str], done: Forgotten, *, dry: bool) -> None:
     """Keep the lines that do not name the address, unreadable ones among them; ``gone`` gets the ids of others. A line
     of training with such an id goes, too."""
     kept, removed, unread = list[bytes](), 0, 0
-    with _open(path) as file:
+    with path.open("rb") as file:
         for line in file:
             try:
                 record = parse(line)
@@ -136,16 +123,15 @@ def _filter_lines(path: Path, inbox: str, gone: set[str], done: Forgotten, *, dr
             replace_bytes(path, b"".join(kept))
 
 
-def _kind_of(path: Path) -> str | None:
-    """``mail`` for a mail database, ``cache`` for a cache of replies, None for anything else."""
-    if _starts(path) != b"SQLite format 3\0":
-        return None
+def _tables(path: Path) -> set[str]:
+    """The tables of an SQLite file; none of any other."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
-            names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error as error:
+            return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            return set()
         raise EmailRLError(f"{path} is a damaged database ({error}).", "Delete it, or move it elsewhere.") from None
-    return "cache" if names == {"kept"} else "mail" if {"emails", "emails_fts", "meta"} <= names else None
 
 
 def _filter_database(path: Path, inbox: str, done: Forgotten, *, dry: bool) -> None:
@@ -166,9 +152,9 @@ def _filter_database(path: Path, inbox: str, done: Forgotten, *, dry: bool) -> N
             connection.execute(_UNUSED)
             connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('rebuild')")
             connection.execute("UPDATE meta SET value = (SELECT count(*) FROM emails) WHERE key = 'emails'")
-            for (old,) in connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchall():
-                new = f"{int(old, 16) + removed:032x}"[-32:]
-                connection.execute("UPDATE meta SET value = ? WHERE key = 'fingerprint'", (new,))
+            (old,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'fingerprint'").fetchone()
+            new = f"{int(old or '0', 16) + removed:032x}"[-32:]
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'fingerprint'", (new,))
             connection.execute("COMMIT")
             connection.execute("VACUUM")
     except (sqlite3.Error, ValueError) as error:

@@ -19,14 +19,6 @@ _WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SPLITS: Final = {_WORDS + r"\p{N}" + _REST: "qwen2", _WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe"}
 """llama.cpp's names for patterns that split text before byte-level BPE."""
-MODELFILE: Final = """\
-# ollama create mail-agent -f Modelfile
-# Ollama takes no chat template from a GGUF file. Add that of the base model, which ollama show --template NAME prints,
-# between TEMPLATE and three quotes. llama.cpp's server needs nothing but the file.
-FROM ./model.gguf
-PARAMETER temperature 0
-PARAMETER num_ctx 8192
-"""
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # ggml's token types
 _HINT: Final = "Use --format merged, or adapter."
 
@@ -36,20 +28,15 @@ def check_gguf(config: Any) -> None:
     transformers does, as far as its ``config`` tells."""
     if find_spec("gguf") is None:
         raise EmailRLError("Writing GGUF needs the gguf package.", "Run: pip install gguf")
-    kind = config.model_type
-    if kind not in ARCHITECTURES:
-        raise UsageError(f"GGUF is written for {', '.join(ARCHITECTURES)}; this model is {kind}.", _HINT)
-    rope, windows = config.rope_parameters["rope_type"], getattr(config, "use_sliding_window", False)
-    activation = config.hidden_act
-    wrong = [
-        what for what, differs in {
-            f"rotary embedding '{rope}'": rope != "default" and (kind, rope) != ("llama", "llama3"),
-            f"activation '{activation}'": activation != "silu",
-            "sliding windows": windows,
-        }.items() if differs
-    ]  # fmt: skip
-    if wrong:
-        raise UsageError(f"GGUF is not written for a {kind} with {' and '.join(wrong)}.", _HINT)
+    kind, rope = config.model_type, config.rope_parameters["rope_type"]
+    wrong = {
+        f"the architecture {kind}": kind not in ARCHITECTURES,
+        f"the rotary embedding {rope}": rope != "default" and (kind, rope) != ("llama", "llama3"),
+        f"the activation {config.hidden_act}": config.hidden_act != "silu",
+        "sliding windows": getattr(config, "use_sliding_window", False),
+    }
+    if found := [what for what, is_wrong in wrong.items() if is_wrong]:
+        raise UsageError(f"GGUF is not written for {' and '.join(found)}.", _HINT)
 
 
 def write_model(model: Any, tokenizer: Any, path: Path, name: str) -> None:
@@ -60,8 +47,7 @@ def write_model(model: Any, tokenizer: Any, path: Path, name: str) -> None:
     config = model.config
     check_gguf(config)
     writer, naming_of = _writer(config, "model", name)
-    file_types = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
-    writer.add_file_type(file_types[model.dtype])
+    writer.add_file_type({torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}[model.dtype])
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     theta = config.rope_parameters["rope_theta"]
     facts = {"vocab_size": config.vocab_size, "context_length": config.max_position_embeddings}
@@ -136,19 +122,15 @@ def _write(writer: Any, path: Path, tensors: Mapping[str, Any]) -> None:
     import gguf
     import torch
 
-    arrays = {}
     for name, tensor in tensors.items():
         whole, raw = tensor.detach().cpu().contiguous(), None
         if whole.dtype == torch.bfloat16:  # which numpy lacks
             whole, raw = whole.view(torch.uint16), gguf.GGMLQuantizationType.BF16
-        arrays[name] = array = whole.numpy()
-        writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes, raw)
+        writer.add_tensor(name, whole.numpy(), raw_dtype=raw)
     with naming(path):
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for array in arrays.values():
-            writer.write_tensor_data(array)
+        writer.write_tensors_to_file()
         writer.close()
 
 
@@ -178,16 +160,12 @@ def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
 
 def _rule_of(whole: Mapping[str, Any]) -> str | None:
     """llama.cpp's name for how a byte-level BPE splits text; None for any other tokenizer."""
-    first = whole["pre_tokenizer"] or {}
-    parts = [dict(part) for part in first.get("pretokenizers", [first])]
-    if whole["model"].get("type") != "BPE" or not parts or parts[-1].get("type") != "ByteLevel":
-        return None
-    *before, last = parts
-    match before, last["use_regex"]:
-        case [], True:
-            return "gpt-2"
-        case [{"type": "Digits", "individual_digits": True}], True:
+    match whole["model"]["type"], (whole["pre_tokenizer"] or {}).get("pretokenizers"):
+        case "BPE", [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "use_regex": True}]:
             return "smollm"
-        case [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}], False:
+        case "BPE", [
+            {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "use_regex": False},
+        ]:
             return _SPLITS.get(pattern)
     return None

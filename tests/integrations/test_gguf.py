@@ -181,8 +181,8 @@ def test_the_folders_say_what_they_are(tmp_path: Path, checkpoint: Checkpoint) -
 @pytest.mark.parametrize(
     "changes, told",
     [
-        ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}}, "rotary embedding 'yarn'"),
+        ({"hidden_act": "gelu"}, "activation gelu"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}}, "rotary embedding yarn"),
         ({"use_sliding_window": True, "sliding_window": 8}, "sliding windows"),
     ],
 )
