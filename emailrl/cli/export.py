@@ -9,7 +9,7 @@ Examples:
   emailrl export --format merged --out mail-agent
   emailrl export --checkpoint latest --format adapter --json
   emailrl export --push-to-hub ann/mail-agent
-  emailrl export --questions data/mail_questions.jsonl --push-to-hub ann/mail-questions
+  emailrl export --questions mail_questions.jsonl --push-to-hub ann/questions
 """
 
 from __future__ import annotations
