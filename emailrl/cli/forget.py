@@ -1,9 +1,9 @@
 """Remove a mailbox from the databases, questions, runs, caches and pages below a folder.
 
-Every mail that its address sent, got or stands in goes, and every question, trajectory and training record that names
-it. Pages, tables, logs and caches that emailrl made there are deleted: they can be made again. Other files that
-name the address, such as the archive that gen-db read, are listed and left, with exit code 1. Weights trained on the
-mail keep what they learned: delete the run to be rid of it.
+Every mail that its address sent, got or stands in goes, and every question and trajectory that names it. Pages, tables,
+logs and caches that emailrl made there are deleted: they can be made again. Other files that name the address, such as
+the archive that gen-db read, are listed and left, with exit code 1. Weights trained on the mail keep what they learned:
+delete the run to be rid of it.
 
 Examples:
 
@@ -25,11 +25,8 @@ from emailrl.base.plain import counted
 from emailrl.cli.options import Json, path_option
 from emailrl.cli.output import confirm, print_json, result_console, say
 
-_ELSEWHERE = (
-    "Note: what went elsewhere stays there: W&B or Trackio (tables of trajectories), the servers of judge, question "
-    "writer and policy (OPENAI_BASE_URL, JUDGE_BASE_URL, …), hubs, and files converted or exported to other folders; "
-    "redacted conversions name no address, but keep text."
-)
+_ELSEWHERE = """Note: what went elsewhere stays there: W&B or Trackio, servers of judge, question writer and policy, hubs, \
+and other folders; redacted conversions name no address, but keep text."""
 
 
 def forget(

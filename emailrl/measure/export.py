@@ -27,6 +27,7 @@ from emailrl.records.trajectory import Scenario
 from emailrl.settings.names import by_name
 from emailrl.settings.tree import PLAYED_WITH
 
+_HERE = Path(__file__).parent
 _SHOWN = {
     "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
     "algorithm": ("beta", "min_group_std"),
@@ -63,7 +64,7 @@ def model_card(metadata: Metadata, folder: str, *, format: Format, confirmed: Co
     values = {leaf.key: (metadata.settings.get(leaf.section, {}).get(leaf.field), leaf.default) for leaf in leaves}
     played = {name: value for name, (value, usual) in values.items() if value not in (None, usual)}
     temperature, rank = agent.get("eval_temperature"), int(metadata.lora.get("rank") or 16)
-    return _template("card.md.jinja", accuracy=accuracy).render(
+    return template_in(_HERE / "card.md.jinja", accuracy=accuracy).render(
         asdict(metadata),
         base=base,
         folder=folder,
@@ -84,13 +85,14 @@ def model_card(metadata: Metadata, folder: str, *, format: Format, confirmed: Co
     )
 
 
-def _template(name: str, **filters: Callable[[Any], str]) -> Any:
+def template_in(path: Path, **filters: Callable[[Any], str]) -> Any:
+    """The Jinja template in a file, with the filters ``json`` and ``quote`` (for a shell)."""
     from jinja2 import Environment, StrictUndefined
 
     trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     environment = Environment(undefined=StrictUndefined, **trims)
     environment.filters |= {"json": json.dumps, "quote": shlex.quote, **filters}
-    return environment.from_string(Path(__file__).with_name(name).read_text("utf-8"))
+    return environment.from_string(path.read_text("utf-8"))
 
 
 Format = Literal["adapter", "merged", "gguf", "gguf-lora"]
@@ -148,7 +150,7 @@ def export_questions(scenarios: Sequence[Scenario], out: Path, *, overwrite: boo
             rows = [number for number, name in enumerate(splits) if name == split]
             parquet.write_table(table.take(rows), folder / f"{split}.parquet")
         num_inboxes = len({each.inbox_address for each in scenarios})
-        card = _template("questions.md.jinja").render(counts=counts, num_inboxes=num_inboxes)
+        card = template_in(_HERE / "questions.md.jinja").render(counts=counts, num_inboxes=num_inboxes)
         (folder / "README.md").write_text(card, "utf-8")
     return counts
 
@@ -236,15 +238,15 @@ def _write_gguf(checkpoint: Checkpoint, folder: Path) -> None:
     check_gguf(load_config(checkpoint.metadata.base_model, _base_of(checkpoint)))  # before the weights are loaded
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
     write_model(_merged(checkpoint), tokenizer, folder / "model.gguf", checkpoint.metadata.run_id)
-    (folder / "Modelfile").write_text(_template("modelfile.jinja").render(), "utf-8")
+    (folder / "Modelfile").write_text(template_in(_HERE / "modelfile.jinja").render(), "utf-8")
 
 
 def _write_gguf_lora(checkpoint: Checkpoint, folder: Path) -> None:
-    from emailrl.measure.gguf import check_gguf, write_adapter
+    from emailrl.measure.gguf import write_adapter
     from emailrl.model.lora import read_plain_lora
     from emailrl.model.shape import empty_model, load_config
 
-    check_gguf(config := load_config(checkpoint.metadata.base_model, _base_of(checkpoint)))
+    config = load_config(checkpoint.metadata.base_model, _base_of(checkpoint))
     lora = read_plain_lora(checkpoint.path, empty_model(config))
     write_adapter(lora, config, folder / "adapter.gguf", checkpoint.metadata.run_id)
 

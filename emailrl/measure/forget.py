@@ -41,11 +41,11 @@ class Forgotten:
 def forget(inbox: str, folder: Path, *, dry: bool) -> Forgotten:
     """Remove the mailbox below ``folder``; ``dry`` only says what would go. Raises UsageError if nothing names it or a
     run writes there, EmailRLError for a damaged database."""
-    inbox, done, gone = inbox.strip().lower(), Forgotten(), set[str]()
+    inbox, done = inbox.strip().lower(), Forgotten()
     files = _files(folder, done.left)
-    for path in sorted(files, key=lambda path: path.parent.name == "training"):  # numbers, under ids of trajectories
+    for path in files:
         if path.suffix == ".jsonl":
-            _filter_lines(path, inbox, gone, done, dry=dry)
+            _filter_lines(path, inbox, done, dry=dry)
         elif {"emails", "emails_fts", "meta"} <= (tables := _tables(path)):
             _filter_database(path, inbox, done, dry=dry)
         elif tables == {"kept"} or _is_derived(path):  # a cache of replies names nobody, and may quote mail
@@ -89,32 +89,26 @@ def _holds(path: Path, text: str) -> bool:
 
 def _is_derived(path: Path) -> bool:
     """Whether emailrl made the file, of trajectories or mail."""
-    name, run = path.name, path.parent.parent if path.parent.name == "skipped" else path.parent
+    name, folder = path.name, path.parent
     if path.suffix == ".html" or name == "ask.json":
         return _holds(path, "emailrl" if path.suffix == ".html" else '{"inbox"')
-    if name in _BENCHMARK:
-        return (run / "conditions.json").exists()
-    is_of_run = run != path.parent or name == "training.log"
-    return name.endswith(".jsonl.index") or (is_of_run and (run / "metrics.jsonl").exists())
+    if name in _BENCHMARK or name == "training.log":
+        return (folder / "conditions.json").exists() or (folder / "metrics.jsonl").exists()
+    return name.endswith(".jsonl.index") or (folder.name == "skipped" and (folder.parent / "metrics.jsonl").exists())
 
 
-def _filter_lines(path: Path, inbox: str, gone: set[str], done: Forgotten, *, dry: bool) -> None:
-    """Keep the lines that do not name the address, unreadable ones among them; ``gone`` gets the ids of others. A line
-    of training with such an id goes, too."""
+def _filter_lines(path: Path, inbox: str, done: Forgotten, *, dry: bool) -> None:
+    """Keep the lines that do not name the address, unreadable ones among them."""
     kept, removed, unread = list[bytes](), 0, 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = parse(line)
-                text = json.dumps(record, ensure_ascii=False)
-            except (ValueError, RecursionError):
-                record, text, unread = None, line.decode("utf-8", "replace"), unread + bool(line.strip())
-            identity = str(record["id"]) if isinstance(record, dict) and "id" in record else ""
-            if inbox not in text.lower() and not (path.parent.name == "training" and identity in gone):
-                kept.append(line)
-                continue
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            text = json.dumps(parse(line), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            text, unread = line.decode("utf-8", "replace"), unread + bool(line.strip())
+        if inbox in text.lower():
             removed += 1
-            gone |= {identity} - {""}
+        else:
+            kept.append(line)
     if unread:
         done.left[path] = f"{unread} of its lines cannot be read: kept, unless the address stands in them"
     if removed:

@@ -50,9 +50,6 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     cache.execute("INSERT INTO kept VALUES ('k', 'm', ?)", (sentences_of(db, inbox)[0],))
     cache.commit()
     cache.close()
-    (tmp_path / "training").mkdir()
-    trained = json.loads((tmp_path / "rollouts/r.jsonl").read_text().splitlines()[0])["id"]
-    (tmp_path / "training/step-000001.jsonl").write_text(f'{{"id":"{trained}"}}\n{{"id":"elsewhere"}}\n')
     (tmp_path / "archive.mbox").write_text(f"From: {inbox}\n")
     (tmp_path / "elsewhere").symlink_to("/etc")
     (tmp_path / "mine.csv").write_text("a,b\n")
@@ -88,7 +85,6 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     assert [
         each for each in sentences if each.lower().encode() in after or json.dumps(each).lower()[1:-1].encode() in after
     ] == []
-    assert (tmp_path / "training/step-000001.jsonl").read_text() == '{"id":"elsewhere"}\n'
     kept = [json.loads(line) for line in (tmp_path / "rollouts/r.jsonl").read_text().splitlines()]
     assert [each["scenario"]["inbox_address"] for each in kept] == [other.inbox_address]
     with open_mailbox(db, other.inbox_address) as mailbox:
