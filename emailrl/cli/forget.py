@@ -25,8 +25,8 @@ from emailrl.base.plain import counted
 from emailrl.cli.options import Json, path_option
 from emailrl.cli.output import confirm, print_json, result_console, say
 
-_ELSEWHERE = """Note: what went elsewhere stays there: W&B or Trackio, servers of judge, question writer and policy, hubs, \
-and other folders; redacted conversions name no address, but keep text."""
+_ELSEWHERE = """Note: what went elsewhere stays there: W&B or Trackio, servers of judge, question writer and policy, \
+hubs, other folders; redacted conversions name no address, but keep text."""
 
 
 def forget(
