@@ -21,6 +21,8 @@ import pytest
 from emailrl.base.process import SECONDS
 from emailrl.checkpoints import list_checkpoints
 from emailrl.mail.demo import demo_emails
+from emailrl.questions.load import write_demo
+from emailrl.settings import StoreSettings
 
 SMALL = {
     "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "WANDB_MODE": "disabled", "EMAILRL_JUDGE": "offline",
@@ -89,13 +91,11 @@ HOW = {
 def mailbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``demo.db``, its questions, and a mailbox that takes seconds to read."""
     folder = tmp_path_factory.mktemp("mailbox")
-    subprocess.run(
-        [sys.executable, "-m", "emailrl", "gen-db", "--source", "demo", "--db", "demo.db"],
-        cwd=folder, capture_output=True, check=True,
-    )  # fmt: skip
+    write_demo(folder / "demo.db", seed=42, settings=StoreSettings())
+    emails = list(demo_emails(42))
     with (folder / "mail.mbox").open("w") as mbox:
         for copy in range(60):
-            for number, mail in enumerate(demo_emails(42)):
+            for number, mail in enumerate(emails):
                 head = f"From: {mail.from_address}\nTo: a@example.org\nMessage-ID: <{copy}-{number}@example.org>"
                 mbox.write(f"From a@example.org Thu Jan  1 00:00:00 2015\n{head}\n\n{mail.body}\n\n")
     return folder
