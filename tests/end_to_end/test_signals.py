@@ -64,7 +64,7 @@ COMMANDS = {
     ),
     "train": Command("train --model nano --max-steps 500", run="outputs/grpo_masked"),
     "train --nproc 2": Command("train --model nano --max-steps 500 --nproc 2", run="outputs/grpo_masked"),
-    "sft": Command("sft --model nano --max-steps 500", run="outputs/grpo_sft"),
+    "sft": Command("sft --model nano --max-steps 500 --workers 1", run="outputs/grpo_sft"),
     "sft --experts demo": Command("sft --model nano --experts demo --max-steps 500", run="outputs/grpo_sft"),
     "benchmark": Command(
         "benchmark --model nano --samples 300 --limit 300 --temperature 1", 8, begun="outputs/benchmark*/*"
@@ -169,7 +169,7 @@ def of(process: psutil.Process, mark: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "how", "seed"),
     [
-        ("sft", "SIGTERM to all", 0),
+        ("sft", "SIGTERM to all", 12),
         ("sft", "SIGINT to the group", 0),
         *(("gen-db", how, 0) for how in HOW),
         *(
