@@ -14,6 +14,7 @@ Examples:
   emailrl gen-db --source enron_mail_20150507.tar.gz --db data/enron_emails.db
   emailrl gen-db --source takeout.mbox.gz --db data/mine.db --verbose
   emailrl gen-db --source more_mail/ --append --json
+  emailrl gen-db --source ~/Maildir --db data/mine.db --sync
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ NO_MESSAGES = ("not_mail", "not_a_file")  # reasons of files that are no message
 NUM_SHOWN = 5  # number of inboxes in the summary
 
 
-@setting_options("source db")
+@setting_options("source db attachment_text")
 def gen_db(
     *,
     overrides: Overrides,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of emails to store.")] = None,
     append: Annotated[bool, Option("--append", help="Add emails missing from the database.")] = False,
+    sync: Annotated[
+        bool, Option("--sync", help="Build anew if the source has changed; say how many emails came and went.")
+    ] = False,
     overwrite: Overwrite = False,
     allow_truncated: Annotated[
         bool, Option("--allow-truncated", help="Accept a truncated archive and keep its readable part.")
@@ -70,10 +74,10 @@ def gen_db(
     console = result_console(json=json)
     everything = load_settings(overrides, trust=trust, builds_db=True)
     if everything.store.source in ("hf", "demo"):
-        everything = _with_db(everything, DEFAULT_DB, append=append)
+        everything = _with_db(everything, DEFAULT_DB, append=append or sync)
     settings = everything.store
     how: dict[str, Any] = {"overwrite": overwrite, "append": append, "limit": limit}
-    if overrides["source"] is None and not (overwrite or append) and settings.db.is_file():
+    if overrides["source"] is None and not (overwrite or append or sync) and settings.db.is_file():
         if overrides["db"] is None:
             _check_contents(settings)
         report = _existing(settings.db)
@@ -81,7 +85,7 @@ def gen_db(
     elif settings.source == "demo":
         with _said_if_interrupted(settings.db):
             report = write_demo(settings.db, settings=settings, seed=everything.training.seed, **how)
-        _print_summary(report, console)
+        _print_summary(report, settings, console)
         say(f"Questions: {questions_file(report.db)}", console)
     else:
         most = settings.max_message_bytes
@@ -89,7 +93,7 @@ def gen_db(
         if settings.source != "hf":
             own = f"{Path(settings.source).expanduser().resolve().name.lstrip('.').partition('.')[0] or 'mail'}.db"
             db = DEFAULT_DB if opened.is_enron() else DEFAULT_DB.with_name(own)
-            everything = _with_db(everything, db, append=append)
+            everything = _with_db(everything, db, append=append or sync)
             settings = everything.store
         with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, above):
 
@@ -98,11 +102,13 @@ def gen_db(
                 above.print(one_line(f"{title}: {name or '(no name)'}"), soft_wrap=True)
 
             shown: dict[str, Any] = {"progress": progress, "listing": listed if verbose else None}
-            report = build_database(opened, settings.db, settings=settings, workers=workers, **shown, **how)
-        _print_summary(report, console)
+            report = build_database(opened, settings.db, settings=settings, workers=workers, sync=sync, **shown, **how)
+        _print_summary(report, settings, console)
         if overwrite and (questions := questions_file(report.db)).is_file():
             say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
-        if append and report.emails:
+        if sync:
+            console.print(f"Since the last build: {report.added:,} added, {report.removed:,} removed")
+        if (append or sync) and report.added + report.removed:
             say(
                 "The database has changed: runs started on it cannot resume, and answers to old questions about the "
                 "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
@@ -180,7 +186,7 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
             bar.stop()
 
 
-def _print_summary(report: BuildReport, console: Console) -> None:
+def _print_summary(report: BuildReport, settings: StoreSettings, console: Console) -> None:
     from emailrl.mail.sieve import KEPT_BY
 
     others = sum(report.skipped.get(reason, 0) for reason in NO_MESSAGES)
@@ -193,7 +199,8 @@ def _print_summary(report: BuildReport, console: Console) -> None:
         soft_wrap=True,
     )
     if report.attachments:
-        console.print(f"{counted(report.attachments, 'attached file')}: names stored, contents dropped")
+        texts = " and texts" if settings.attachment_text else ""
+        console.print(f"{counted(report.attachments, 'attached file')}: names{texts} stored")
     for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""

@@ -19,10 +19,12 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from emailrl import __version__
-from emailrl.base.disk import Lock, check_beside, check_place, sync
+from emailrl.base import disk
+from emailrl.base.disk import Lock, check_beside, check_place
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import database
@@ -65,7 +67,9 @@ class BuildReport:
     seconds: float
     db: Path
     defects: dict[str, int]  # messages stored despite defects, by kind
-    attachments: int = 0  # attached files of the stored messages, of which only the names are kept
+    attachments: int = 0  # attached files of the stored messages
+    added: int = 0  # stored emails that the database did not have
+    removed: int = 0  # emails that it had and that ``sync`` did not find
 
 
 def build_database(
@@ -75,32 +79,42 @@ def build_database(
     settings: StoreSettings | None = None,
     overwrite: bool = False,
     append: bool = False,
+    sync: bool = False,
     limit: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     listing: Listing | None = None,
 ) -> BuildReport:
     """Write ``emails`` into the database file ``db``.
-    ``append`` keeps the emails of an existing database and adds those it lacks; ``overwrite`` replaces it; ``limit`` is
-    the maximum number of emails to store. ``sift`` and ``Sieve`` decide what is skipped. A ``Source`` is parsed by
-    ``workers`` other processes (None chooses a number for the machine).
-    Raises ``UsageError`` if ``db`` exists and neither flag is given, if it is not a database or cannot be written, or
+    ``append`` keeps the emails of an existing database and adds those it lacks; ``overwrite`` replaces it, and so does
+    ``sync`` if anything has changed, which it reports; ``limit`` is the maximum number of emails to store. ``sift`` and
+    ``Sieve`` decide what is skipped. A ``Source`` is parsed by ``workers`` other processes (None chooses a number for
+    the machine).
+    Raises ``UsageError`` if ``db`` exists and none of these is given, if it is not a database or cannot be written, or
     if nothing is left to store; ``EmailRLError`` if source or disk fails, or another build is writing ``db``."""
     started = time.monotonic()
     settings = settings or StoreSettings()
+    if settings.attachment_text and find_spec("pypdf") is None:
+        raise UsageError("ATTACHMENT_TEXT needs pypdf.", "Run in the clone: pip install -e '.[attachments]'")
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     judge = functools.partial(sift, settings=settings)
-    with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append) as (db, building):
-        old = db if append and db.exists() else None
-        with _naming(db), contextlib.closing(_Loader(building, old)) as loader:
-            for keys in loader.old_keys():
-                sieve.remember(keys)
+    with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append, sync=sync) as (db, building):
+        old = db if (append or sync) and db.exists() else None
+        with _naming(db), contextlib.closing(_Loader(building, None if sync else old)) as loader:
+            before: set[bytes] = set()
+            for keys in _keys_in(old) if old else ():
+                if sync:
+                    before.add(keys.id_key + keys.content_key)
+                else:
+                    sieve.remember(keys)
+            num_before = len(before)
             read = emails.read(judge, workers) if isinstance(emails, Source) else (judge(email) for email in emails)
             with contextlib.closing(read) as mails:
                 seen = 0
                 for seen, mail in enumerate(mails, 1):
                     if sieve.passes(mail):
                         loader.add(mail)
+                        before.discard(mail.keys.id_key + mail.keys.content_key)
                         if loader.mails == limit:
                             break
                     if progress and seen % _PROGRESS_MAILS == 0:
@@ -108,38 +122,49 @@ def build_database(
                 else:
                     if progress:
                         progress("read", seen, seen)
-            if loader.mails:
+            added, removed = loader.mails - num_before + len(before), len(before)
+            is_new = loader.mails > 0 and added + removed > 0
+            if is_new:
                 loader.write(progress)
-        if loader.mails:
+        if is_new:
             try:
-                sync(building)
+                disk.sync(building)
                 if not overwrite and old is None:  # a file that has appeared may not be replaced
                     os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
                 os.replace(building, db)
-                sync(db.parent)
+                disk.sync(db.parent)
             except FileExistsError as error:
                 raise _exists(db) from error
             except OSError as error:
                 raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
-        elif not old:
+        elif not (append and old) and not loader.mails:
             counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
             keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
             formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
             more = keeping + (formats if "not_mail" in sieve.skipped else "")
-            raise UsageError(f"There is no mail to store ({counts}).", f"No database was written.{more}")
+            raise UsageError(f"There is no mail to store ({counts}).", f"Nothing was written.{more}")
     seconds = round(time.monotonic() - started, 3)
     stored, people, files = loader.mails, loader.recipients, loader.attachments
-    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files)
+    return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
+
+
+def _keys_in(old: Path) -> Iterator[Keys]:
+    """The keys of every email of a database."""
+    with contextlib.closing(connect(old, mapped=False)) as opened:
+        rows = driver(opened).execute("SELECT message_id, subject, from_address, body, date FROM emails")
+        yield from (keys_of(*row) for row in rows)
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------
 
 
 @contextlib.contextmanager
-def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path, Path]]:
+def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator[tuple[Path, Path]]:
     """Lock the target: its real path, and the empty file beside it to build in, which is removed at the end."""
+    if overwrite + append + sync > 1:
+        raise UsageError("--overwrite, --append and --sync are mutually exclusive.", "Choose one.")
     check_place(db, "--db")
-    _check(db, overwrite=overwrite, append=append)
+    _check(db, overwrite=overwrite, append=append or sync)
     with contextlib.ExitStack() as at_end:
         try:
             db = db.resolve()
@@ -151,7 +176,7 @@ def _claimed(db: Path, *, overwrite: bool, append: bool) -> Iterator[tuple[Path,
             at_end.callback(lock.close, remove=True)
             at_end.callback(building.unlink, missing_ok=True)
             TEMPORARY.update((building, lock.path))
-            _check(db, overwrite=overwrite, append=append)
+            _check(db, overwrite=overwrite, append=append or sync)
             building.unlink(missing_ok=True)  # a build that was killed leaves it
             building.touch(exist_ok=False)
         except BlockingIOError:
@@ -171,8 +196,6 @@ def _remove(new_folders: list[Path], db: Path) -> None:
 
 
 def _check(db: Path, *, overwrite: bool, append: bool) -> None:
-    if overwrite and append:
-        raise UsageError("--overwrite and --append are mutually exclusive.", "Choose one.")
     check_beside(db, "--db")
     try:
         is_file, exists = db.is_file(), db.exists()
@@ -287,12 +310,6 @@ class _Loader:
             staging.unlink()  # SQLite keeps it open, and nobody else sees it
         self._sql.executescript(_STAGING)
         self._unstaged: list[tuple[object, ...]] = []
-
-    def old_keys(self) -> Iterator[Keys]:
-        """Yield the keys of every old email."""
-        if self._old:
-            rows = driver(self._old).execute("SELECT message_id, subject, from_address, body, date FROM emails")
-            yield from (keys_of(*row) for row in rows)
 
     def add(self, mail: SiftedMail) -> None:
         """Stage a new email."""

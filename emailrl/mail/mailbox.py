@@ -14,7 +14,7 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
@@ -35,6 +35,7 @@ from emailrl.mail.database import (
     party_word,
     reading,
 )
+from emailrl.mail.languages import LANGUAGES, mark, ways, words_apart, words_like
 from emailrl.mail.spelling import accented, marked, spellings
 
 Order = Literal["newest", "relevance"]
@@ -87,6 +88,9 @@ class _Reader:
         self._opened = connect(db)
         finalize(self, self._opened.close)
         self.connection = driver(self._opened)
+        with reading(db):  # in which languages the database has email
+            has = "SELECT 1 FROM emails_fts('extra : \"{}\"') LIMIT 1"
+            self.languages = [each for each in LANGUAGES if self.connection.execute(has.format(mark(each))).fetchone()]
 
 
 class _Readers(threading.local):
@@ -192,7 +196,7 @@ class Mailbox:
     ) -> tuple[str | None, str, tuple[str | None, ...], tuple[int, int]] | None:
         """A search's FTS5 expressions, of the keywords (None without any) and with the people; sender and recipient,
         each twice; the highest id and the one below the lowest. None if nothing can match."""
-        text = _text_match(keywords, names=self.names)
+        text = _text_match(keywords, self._opened().languages, names=self.names)
         sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
@@ -267,6 +271,7 @@ class Mailbox:
             if is_other or (snippet is None and has_few_matches(f"{subject}\n{body}", keywords)):
                 if self.names:
                     words = dict.fromkeys(each for keyword in keywords for each in accented(keyword))
+                    words |= dict.fromkeys(words_like(f"{subject}\n{body}", keywords, self._opened().languages))
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
                 found = self._rows(_SNIPPET_OF, (match, message_id))
                 snippet = found[0][0] if found else preview(subject, body)
@@ -302,9 +307,10 @@ def _check_text(name: str, value: str) -> None:
         raise ToolError(f"{name} contains invalid Unicode.") from None
 
 
-def _text_match(keywords: object, *, names: bool) -> str | None:
+def _text_match(keywords: object, languages: Collection[str], *, names: bool) -> str | None:
     """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords. With
-    ``names``, a keyword may occur in any of its spellings, and in the column ``extra``, too."""
+    ``names``, a keyword may occur in any of its spellings and, in the ``languages`` of the database, inflected, and in
+    the column ``extra``, too."""
     if not isinstance(keywords, list | tuple):
         raise ToolError("keywords must be a list of strings.")
     if not keywords:
@@ -320,10 +326,11 @@ def _text_match(keywords: object, *, names: bool) -> str | None:
     if not names or not any(map(marked, keywords)):
         return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
     found = []
-    for keyword in filter(marked, keywords):  # one without a word is left out, as an implicit AND does
-        ways = spellings(keyword)
-        texts, extra = (" OR ".join(map(quoted, each)) for each in (ways, map(marked, ways)))
-        found.append(f"({{subject body}} : ({texts}) OR extra : ({extra}))")
+    words = (word for keyword in keywords for word in words_apart(keyword))
+    for keyword in filter(marked, words):  # one without a word is left out, as an implicit AND does
+        written = spellings(keyword)
+        extra = " OR ".join([*map(quoted, map(marked, written)), *ways(keyword, languages)])
+        found.append(f"({{subject body}} : ({' OR '.join(map(quoted, written))}) OR extra : ({extra}))")
     return f"({' AND '.join(found)})"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple, TypeGuard
 
+from emailrl.mail.languages import indexed_words
+from emailrl.mail.sources.attached import with_attachments
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
 from emailrl.mail.spelling import marked, other_spellings
 from emailrl.settings import StoreSettings
@@ -21,8 +24,19 @@ KEPT_BY = {
     "many_recipients": "MAX_RECIPIENTS=0",
     "duplicate": "EMAILRL_DEDUPE=false",
     "too_large": "a larger MAX_MESSAGE_BYTES",
+    "junk": "KEEP_JUNK=true",
 }
 """The setting that keeps messages skipped for a reason."""
+
+_JUNK_NAMES = """
+    spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
+    gelöschte elemente, gelöschte objekte, corbeille, indésirables, courrier indésirable, éléments supprimés, papelera,
+    correo no deseado, elementos eliminados, cestino, posta indesiderata, posta eliminata, lixeira, lixo eletrônico,
+    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱"""
+_JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
+"""Labels and folders of mail that its owner does not want, in the languages in which Gmail and Outlook name them."""
+_FOLDER = re.compile(r"[^/#]++(?=[/#])")
+_TRASHED = re.compile(r"[:;!]2,[A-S]*T[A-Za-z]*\Z")  # a Maildir's flag
 
 _TRIMMED = (" \n", "\t\n", *"\r\v\f\x1c\x1d\x1e")
 """What an ASCII text has between lines if trimming it may change it."""
@@ -66,11 +80,14 @@ class SiftedMail(NamedTuple):
 
 
 def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Skipped:
-    """Filter a single message in ART-E's order, and cut the long headers of one that passes. ``long_body``: more than
-    ``max_body_chars``; ``many_recipients``: more than ``max_recipients`` in to + cc + bcc, including repeats. If a
-    setting is None, ART-E's limit applies to a research corpus, none to a person's own mail."""
+    """Filter a single message in ART-E's order, and cut the long headers of one that passes. ``junk``: a person's own
+    spam and trash; ``long_body``: more than ``max_body_chars``; ``many_recipients``: more than ``max_recipients`` in
+    to + cc + bcc, including repeats. If one of the two is None, ART-E's limit applies to a research corpus, none to a
+    person's own mail."""
     if isinstance(email, Skipped):
         return email
+    if settings.attachment_text:
+        email = with_attachments(email)
     most_chars, most_recipients = settings.max_body_chars, settings.max_recipients
     if most_chars is None:
         most_chars = ART_E_BODY_CHARS if email.is_research else 0
@@ -78,6 +95,8 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
         most_recipients = ART_E_RECIPIENTS if email.is_research else 0
     message_id, subject, sender = email.message_id, email.subject, email.from_address
     recipients = [(kind, each) for kind in ("to", "cc", "bcc") for each in getattr(email, kind)]
+    if not (settings.keep_junk or email.is_research) and _is_junk(email):
+        return Skipped("junk", email.file_name)
     if most_chars and len(email.body) > most_chars:
         return Skipped("long_body", email.file_name)
     if most_recipients and len(recipients) > most_recipients:
@@ -100,11 +119,21 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])
-    extra = " ".join(map(marked, (*shown, *other_spellings(" ".join(shown), subject, email.body))))
+    own = " ".join(shown)
+    extra = " ".join(map(marked, (*shown, *other_spellings(own, subject, email.body))))
+    if others := indexed_words(own, subject, email.body):
+        extra = " ".join([extra, *others])
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
     digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
     head = (message_id, subject, sender, date, email.body, email.file_name, people)
     return SiftedMail(*head, names, attachments, email.machine, refs, extra, keys, digest, defects, email.is_research)
+
+
+def _is_junk(email: RawEmail) -> bool:
+    folders = [folder.removesuffix(".mbox") for folder in _FOLDER.findall(email.file_name)]
+    shown = {(each.rpartition(".")[2] if each[0] == "." else each).lower() for each in folders}  # .INBOX.Trash
+    labels = {label.lower() for label in email.labels}
+    return not _JUNK.isdisjoint(shown | labels) or "bin" in labels or _TRASHED.search(email.file_name) is not None
 
 
 def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:

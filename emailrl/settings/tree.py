@@ -153,6 +153,11 @@ class StoreSettings(Section):
     MAX_BODY_CHARS: on for research corpora, off for personal mail."""
     max_message_bytes: Positive = 100 * 1024 * 1024
     """gen-db skips larger messages without parsing them."""
+    attachment_text: bool = False
+    """gen-db adds the text of attached files (text, HTML, CSV, calendar, Word, PDF) to bodies; needs the extra
+    `attachments`."""
+    keep_junk: bool = False
+    """gen-db keeps email in folders, or with Gmail's labels, of spam and trash."""
     server_token: SecretStr | None = None
     """Bearer token that clients of `mcp --http` and `serve-agent` must send; by default one is made if other machines
     can reach the server."""

@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from io import BufferedReader
@@ -17,7 +18,7 @@ from typing import TypeVar
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources import archive, reading, rows
+from emailrl.mail.sources import archive, attached, reading, rows
 from emailrl.mail.sources.message import begins_mail, parse_message
 from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
@@ -86,8 +87,9 @@ class Source:
         first = list(islice(batches, 2))
         calls = ((batch, judge, self.max_message_bytes) for batch in chain(first, batches))
         if workers < 1 or len(first) < 2:
-            for call in calls:
-                yield from _parse_batch(*call)
+            with closing(attached.documents):
+                for call in calls:
+                    yield from _parse_batch(*call)
             return
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         with worker_processes(workers, hint="Try --workers 0.", method=method) as submit:

@@ -18,6 +18,7 @@ from itertools import takewhile
 from emailrl.mail.database import clean_text
 from emailrl.mail.sources.archive import BLOCK, is_tar_header
 from emailrl.mail.sources.headers import (
+    LABEL,
     MACHINE_FIELDS,
     MAX_ADDRESS_CHARS,
     header_text,
@@ -39,7 +40,7 @@ _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
 _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
-_LISTED = ("X-From", "X-To", "X-cc")
+_LISTED = ("X-From", "X-To", "X-cc", "X-Gmail-Labels")
 _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
     (*PEOPLE, *THREAD, *map(str.lower, _LISTED)),
@@ -94,7 +95,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
-        files, kind = list[str](), ""
+        files, kind = list[Part](), ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -107,11 +108,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         names: dict[str, str] = {}
         bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
         date = parse_date(headers.get("date", ""))
-        references = (
-            message_ids(*(headers.get(name, "") for name in THREAD))
-            if "in-reply-to" in headers or "references" in headers
-            else []
-        )
+        references = message_ids(*(headers[name] for name in THREAD if name in headers))
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
@@ -125,10 +122,13 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
-    subject, body_text = clean_text(headers.get("subject", "")), clean_text(text)
-    from_address, kinds = sender[0] if sender else "", tuple(sorted(set(defects)))
-    ids = clean_text(message_id), subject, from_address
-    return RawEmail(*ids, to, cc, bcc, date, body_text, file_name, kinds, True, names, files, references, machine)
+    message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text))
+    ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects)))
+    shown = [shown_name(part.name) or part.get_content_type() for part in files]
+    labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
+    return RawEmail(
+        *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
+    )
 
 
 def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
@@ -180,11 +180,11 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     return headers, body.decode("ascii")
 
 
-def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], _Part]:
+def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
     """The same headers of any message, and its parts. Non-ASCII bytes in headers are UTF-8 or the text's charset,
     escape sequences ISO-2022-JP."""
     fields, body = _read_headers(raw, defects)
-    message = _Part(fields, body)
+    message = Part(fields, body)
     message.inside = _parts_in(message, defects)
     charset = next(filter(None, (part.charset for part in message.leaves())), "windows-1252")
     values: dict[str, list[str]] = {}
@@ -232,31 +232,31 @@ def _read_headers(raw: bytes, defects: list[str]) -> tuple[_Fields, bytes]:
     return [(name, b" ".join(lines).strip()) for name, lines in fields], body
 
 
-class _Part(Message):
+class Part(Message):
     """A message or a part of one: its content headers and its still encoded body."""
 
     def __init__(self, fields: _Fields, body: bytes, depth: int = 0, default_type: str = "text/plain") -> None:
         super().__init__()
         self.set_default_type(default_type)
         self.body, self.depth = body, depth  # the number of its containers
-        self.inside: list[_Part] | None = None  # of a container: the parts that may be shown
+        self.inside: list[Part] | None = None  # of a container: the parts that may be shown
         for name, value in fields:
             if name.startswith("content-") and name not in self:
                 self[name] = decode(value[:_MAX_PARAMETERS], "utf-8", [])
 
-    def leaves(self) -> Iterator[_Part]:
+    def leaves(self) -> Iterator[Part]:
         """Yield all parts that are not containers."""
         if self.inside is None:
             yield self
         for part in self.inside or ():
             yield from part.leaves()
 
-    def files(self) -> Iterator[str]:
-        """Yield the name of every attached file, or its type; not of the images that a text shows."""
+    def files(self) -> Iterator[Part]:
+        """Yield every attached file, but not the images that a text shows."""
         is_attached, kind = self.get_content_disposition() == "attachment", self.get_content_maintype()
         is_shown = kind == "image" and "content-id" in self and not is_attached
         if is_attached or (self.name and kind != "multipart" and not is_shown):
-            yield shown_name(self.name) or self.get_content_type()
+            yield self
         for part in self.inside or ():
             yield from part.files()
 
@@ -330,7 +330,7 @@ def _has_strays(content: bytes) -> bool:
     return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
 
 
-def _parts_in(part: _Part, defects: list[str]) -> list[_Part] | None:
+def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
     """The parts of a container and those inside them, without attached containers and attached files with a name; None
     for a part without any, also for a container in which none are found (``bad_mime`` in ``defects``)."""
     whole, kind = part.get_content_type(), part.get_content_maintype()
@@ -365,13 +365,13 @@ def _parts_in(part: _Part, defects: list[str]) -> list[_Part] | None:
     if kind == "message" and read[0][0] and whole not in _MESSAGES:
         return []
     default = "message/rfc822" if whole == "multipart/digest" else "text/plain"
-    inside = [_Part(*each, part.depth + 1, default) for each in read]
+    inside = [Part(*each, part.depth + 1, default) for each in read]
     for one in inside:
         one.inside = _parts_in(one, defects)
     return inside
 
 
-def _pieces(container: _Part, defects: list[str]) -> list[bytes] | None:
+def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:
     """The content between a container's delimiters, or None if there are none. If the boundary as it was folded opens
     no part, it is searched with other spacing; after that, any line above a content header counts as a delimiter
     (``bad_mime`` in ``defects``)."""
@@ -437,7 +437,7 @@ def _tagged(data: bytes, at: int) -> tuple[int, int, int]:
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def _text_of(message: _Part, defects: list[str]) -> str:
+def _text_of(message: Part, defects: list[str]) -> str:
     """The texts of the parts in order, joined by line ends; one of several alternatives, preferably plain text.
     Attachments and parts with a file name are used only if there is no other text (``named_text`` in ``defects``). HTML
     that repeats another kind word for word is left out: some programs send both as ``mixed``."""
@@ -455,7 +455,7 @@ def _text_of(message: _Part, defects: list[str]) -> str:
     return "\n".join(text for own, (rank, text) in zip(words, shown, strict=True) if rank != _HTML or own not in others)
 
 
-def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]]:
+def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]:
     """The texts of a part, or of those inside, with their ranks, including blank ones."""
     if part.inside is None:
         if (rank := _rank(part, named)) == _NO_TEXT:
@@ -473,7 +473,7 @@ def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]
         found = [text for one in part.inside for text in _texts(one, named, defects)]
         return [one for one in found if one[0] != _DATA] or found
 
-    def worst(choice: _Part) -> int:
+    def worst(choice: Part) -> int:
         return max((rank for one in choice.leaves() if (rank := _rank(one, named)) < _NO_TEXT), default=_DATA)
 
     best: list[tuple[int, str]] = []
@@ -485,7 +485,7 @@ def _texts(part: _Part, named: bool, defects: list[str]) -> list[tuple[int, str]
     return best
 
 
-def _rank(part: _Part, named: bool) -> int:
+def _rank(part: Part, named: bool) -> int:
     """The rank of a part as an email's text; ``_NO_TEXT`` also for a file unless ``named``, else for all but files."""
     kind, subtype = part.get_content_maintype(), part.get_content_subtype()
     is_file = bool(part.name) or part.get_content_disposition() == "attachment"

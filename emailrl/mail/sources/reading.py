@@ -40,6 +40,8 @@ class RawEmail:
     attachments: list[str] = field(default_factory=list)  # names of the attached files; the type of one without a name
     references: list[str] = field(default_factory=list)  # Message-IDs of References and In-Reply-To
     machine: str = ""  # what kind of program sent it (``headers.machine_of``); empty if a person did
+    labels: list[str] = field(default_factory=list, compare=False)  # Gmail's
+    files: list[Any] = field(default_factory=list, compare=False, repr=False)  # ``message.Part`` of each attached file
 
 
 @dataclass(slots=True)

@@ -1,0 +1,140 @@
+"""The text of attached files: stored with the email as an option, marked, and never at the build's expense."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+from mail.mails import found, mbox
+
+from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import documents, open_source
+from emailrl.mail.sources.attached import documents as reader
+from emailrl.mail.sources.attached import with_attachments
+from emailrl.mail.sources.message import parse_message
+from emailrl.mail.sources.reading import RawEmail
+from emailrl.settings import StoreSettings
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+
+
+def docx(*paragraphs: str, member: str = "") -> bytes:
+    text = "".join(f"<w:p><w:r><w:t>{each}</w:t></w:r></w:p>" for each in paragraphs)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(documents.WORD_MEMBER, member or f'<w:document xmlns:w="{WORD}">{text}</w:document>')
+    return out.getvalue()
+
+
+def pdf(text: str, kids: str = "3 0 R") -> bytes:
+    stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+    bodies = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /Contents 4 0 R /Resources << /Font << /F1 5 0 R >> >> >>",
+        f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out, places = b"%PDF-1.4\n", []
+    for number, body in enumerate(bodies, 1):
+        places.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n".encode()
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    end = f"xref\n0 6\n0000000000 65535 f \n{table}trailer << /Size 6 /Root 1 0 R >>\nstartxref\n{len(out)}\n%%EOF"
+    return out + end.encode()
+
+
+def written(number: int, *files: tuple[str, str, bytes], body: str = "See the files.\n") -> bytes:
+    mail = EmailMessage()
+    mail["Message-ID"], mail["From"], mail["To"], mail["Subject"] = f"<{number}@x>", "ann@x.org", "bob@x.org", "Files"
+    mail["Date"] = f"{number % 28 + 1} May 2026 10:00:00 +0000"
+    mail.set_content(body)
+    for name, kind, content in files:
+        main, sub = kind.split("/")
+        mail.add_attachment(content, maintype=main, subtype=sub, filename=name)
+    return mail.as_bytes()
+
+
+OCTETS = "application/octet-stream"
+FILES = [
+    ("plan.txt", "text/plain", "Der Plan für Höchst".encode()),
+    ("list.csv", OCTETS, "name;Betrag\nMüller;1250".encode("utf-16")),
+    ("page.html", "text/html", b"<p>Wire to <b>Kestrel</b></p><script>no()</script>"),
+    (
+        "call.ics",
+        "text/calendar",
+        b"BEGIN:VEVENT\r\nSUMMARY:Dentist\\, Dr Quill\r\nLOCATION:Harbour\r\n  Road 7\r\nEND:VEVENT",
+    ),
+    ("offer.docx", OCTETS, docx("Our offer:", "Lantern &amp; Sons, 4711 pieces")),
+    ("bill.pdf", "application/pdf", pdf("Invoice Zephyr 20993")),
+]
+TEXTS = [
+    "Der Plan für Höchst",
+    "name;Betrag\nMüller;1250",
+    "Wire to Kestrel",
+    "BEGIN:VEVENT\nSUMMARY:Dentist, Dr Quill\nLOCATION:Harbour Road 7\nEND:VEVENT",
+    "Our offer:\nLantern & Sons, 4711 pieces",
+    "Invoice Zephyr 20993",
+]
+
+
+def test_texts_are_stored_marked_and_found_if_asked_for_and_names_always(tmp_path: Path) -> None:
+    source = tmp_path / "own.mbox"
+    source.write_bytes(mbox(written(1, *FILES), written(2, body="Nothing attached.\n")))
+    for asked in (False, True):
+        settings = StoreSettings(attachment_text=asked)
+        report = build_database(open_source(source), tmp_path / f"{asked}.db", settings=settings, workers=0)
+        assert (report.emails, report.attachments, report.defects) == (2, 6, {})
+        with open_mailbox(report.db, "bob@x.org") as box:
+            email = box.read("<1@x>")
+            assert email and email.attachments == [name for name, _, _ in FILES]
+            marked = [f"[Attachment: {name}]\n{text}" for (name, _, _), text in zip(FILES, TEXTS, strict=True)]
+            assert email.body == "\n\n".join(["See the files.\n", *(marked if asked else [])])
+        for word in ("Höchst", "Betrag", "Kestrel", "Quill", "4711", "Zephyr"):
+            assert found(report.db, "bob@x.org", word) == (["<1@x>"] if asked else [])
+        assert found(report.db, "bob@x.org", "offer.docx") == ["<1@x>"]  # names are found either way
+
+
+BOMB = docx(member=f'<w:document xmlns:w="{WORD}">' + "<w:p><w:r/></w:p>" * 20_000_000)  # 340 MB of nothing
+HOSTILE: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "a zip bomb": lambda: ("bomb.docx", BOMB),
+    "pages in a circle": lambda: ("circle.pdf", pdf("x", kids="2 0 R")),
+    "cut off": lambda: ("cut.pdf", pdf("Invoice")[:200]),
+    "entities": lambda: (
+        "laughs.docx",
+        docx(member='<!DOCTYPE d [<!ENTITY a "ha">' + "".join(
+            f'<!ENTITY {chr(98 + n)} "{f"&{chr(97 + n)};" * 20}">' for n in range(9)
+        ) + "]><d>&j;</d>"),
+    ),
+    "text of zeros": lambda: ("zeros.txt", bytes(1000)),
+}  # fmt: skip
+
+
+def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "CPU_SECONDS", 4)
+    source = tmp_path / "own.mbox"
+    bad = [written(number, (*make()[:1], OCTETS, make()[1])) for number, make in enumerate(HOSTILE.values(), 1)]
+    source.write_bytes(mbox(*bad, written(9, FILES[-1])))
+    heard: list[tuple[str, ...]] = []
+    settings = StoreSettings(attachment_text=True)
+    build = build_database(
+        open_source(source), tmp_path / "m.db", settings=settings, workers=0, listing=lambda *line: heard.append(line)
+    )
+    assert (build.emails, build.skipped, build.defects) == (6, {}, {"attachment_unread": 5})
+    assert heard == [("repaired", "attachment_unread", f"own.mbox#{number}") for number in range(1, 6)]
+    assert found(build.db, "bob@x.org", "Zephyr") == ["<9@x>"]  # the file after them is read
+    assert reader._child is None  # and no process stays
+
+
+def test_a_file_that_is_the_body_is_not_repeated() -> None:
+    mail = EmailMessage()
+    mail["From"], mail["Subject"] = "ann@x.org", "s"
+    mail.set_content("All there is.\n", disposition="inline", filename="only.txt")
+    email = parse_message(mail.as_bytes())
+    assert isinstance(email, RawEmail) and email.attachments == ["only.txt"]
+    assert with_attachments(email).body == email.body == "All there is.\n"
