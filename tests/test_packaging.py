@@ -101,6 +101,39 @@ def test_a_script_beside_a_clone_imports_the_package_and_not_the_clone(tmp_path:
         assert ended.stdout.strip() == str(clone / "emailrl/__init__.py"), ended.stderr
 
 
+def test_a_wheel_built_from_the_sdist_holds_every_file_of_the_package_and_runs(tmp_path: Path) -> None:
+    """As a release builds them: what is missing in the sdist or the declared data is missing here."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("needs a clone: git lists what belongs to the package")
+    source, ours = tmp_path / "source", [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    for name in ours:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+
+    def build(kind: str, folder: Path) -> None:
+        program = f"import sys; from setuptools.build_meta import build_{kind}; build_{kind}(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=folder, check=True, capture_output=True)
+
+    build("sdist", source)
+    [archive] = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
+    [unpacked] = (tmp_path / "unpacked").iterdir()
+    build("wheel", unpacked)
+    [wheel] = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site := tmp_path / "site")
+    held = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    assert {name for name in held if not name.partition("/")[0].endswith(".dist-info")} == {
+        name for name in ours if name.startswith("emailrl/")
+    }
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    program = "import emailrl, sys; from emailrl.__main__ import main; print(emailrl.__file__); main()"
+    command = [sys.executable, "-P", "-c", program, "gen-db", "--source", "demo", "--db", "demo.db"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.stdout.startswith(str(site)) and ended.returncode == 0, ended.stderr
+    assert (tmp_path / "demo.db").is_file()
+
+
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 PYTHON = """\

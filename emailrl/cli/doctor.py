@@ -224,7 +224,7 @@ def _hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:
         yield Check(f"gpu {number}", "ok", f"{gpu['name']}, {free:.1f} of {total:.1f} GiB free")
     if not gpus:
         remedy = "Fine for --model nano and smol; larger models need a CUDA GPU and a CUDA build of torch."
-        yield Check("gpu", "note", "none usable by torch", remedy)
+        yield Check("gpu", "note", "no CUDA GPU usable by torch; Apple's are not used", remedy)
     folder = next(parent for parent in output_dir.absolute().parents if parent.exists())
     free = shutil.disk_usage(folder).free / GIB
     remedy = "Free some space, or set OUTPUT_DIR to a larger disk." if free < LOW_DISK_GIB else ""
