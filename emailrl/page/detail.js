@@ -103,12 +103,14 @@ function evidenceSection(detail) {
   return section("Evidence", null, gold.length ? el("ul", { class: "evidence" }, items) : null, rest);
 }
 
+// Each term with its reason, where the reward is one whose terms have reasons; else only those that count.
 function rewardSection(row, detail) {
-  const terms = Object.entries(detail.terms).filter(([name, value]) => value || name === "outcome");
+  const { reasons } = detail;
+  const terms = Object.entries(detail.terms).filter(([name, value]) => value || name === "outcome" || reasons[name]);
   if (!terms.length) return null;
   const low = Math.min(0, ...terms.map(([, value]) => value));
   const high = Math.max(0, ...terms.map(([, value]) => value));
-  const lines = terms.map(([name, value]) => el("tr", {}, outside(name.replaceAll("_", " "), "th", { scope: "row" }), el("td", {}, bar(value, low, high)), el("td", { class: "amount", text: signed(value) })));
+  const lines = terms.map(([name, value]) => el("tr", { class: value ? null : "zero-term" }, el("th", { scope: "row" }, outside(name.replaceAll("_", " ")), reasons[name] ? outside(reasons[name], "span", { class: "under block" }) : null), el("td", {}, bar(value, low, high)), el("td", { class: "amount", text: signed(value) })));
   lines.push(el("tr", { class: "total" }, el("th", { scope: "row", text: "reward" }), el("td"), el("td", { class: "amount", text: number(row.reward) })));
   return section("Reward", null, el("table", { class: "terms" }, el("tbody", {}, lines)));
 }
