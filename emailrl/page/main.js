@@ -55,7 +55,7 @@ function switchTheme() {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
 }
 
-const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
+const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["→ / ←, Enter", "unfold and fold a question in the list"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
 
 function showHelp() {
   const dialog = document.getElementById("help");

@@ -96,6 +96,18 @@ def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, c
 
 
 @needs_chromium
+def test_the_list_is_collapsed_by_question_with_rewards_as_dots(file: Path, tmp_path: Path) -> None:
+    markup = shown(file, tmp_path / "profile", "#view=list&rows=question&sort=reward,%20high%20first")
+    assert text_of(markup, "counted") == "24 trajectories of 9 questions" and 'role="tree"' in markup
+    assert markup.count('aria-expanded="false"') == 9 and 'aria-level="2"' not in markup
+    # Of the question of the run: three rollouts in each of two steps, and an evaluation before and after.
+    drawn = [re.findall('class="(right|wrong)"', dots) for dots in re.findall(r'<svg class="dots".*?</svg>', markup)]
+    assert [(dots.count("right"), dots.count("wrong")) for dots in drawn] == [(3, 5), (2, 0), *[(1, 1)] * 7]
+    unfolded = shown(file, tmp_path / "profile", "#view=list&rows=question&t=step-000001.jsonl%400")
+    assert unfolded.count('aria-expanded="true"') == 1 and 'aria-setsize="17"' in unfolded  # 9 + 8
+
+
+@needs_chromium
 def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -> None:
     markup = shown(file, tmp_path / "profile", "#view=list&t=step-000001.jsonl%400&side=group")
     columns = re.findall(r'<section class="column" aria-label="([^"]*)"', markup)
