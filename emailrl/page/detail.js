@@ -24,6 +24,7 @@ async function showDetail(pane) {
   const content = members ? sideBySide(row, members, found) : trajectory(row, found[0]);
   const same = pane.dataset.shown === `${state.t} ${state.side}`;
   pane.dataset.shown = `${state.t} ${state.side}`;
+  showFound(content);
   if (same) return replaceKept(pane, content);
   const hadFocus = pane.contains(document.activeElement);
   pane.replaceChildren(content);

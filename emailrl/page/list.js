@@ -48,6 +48,13 @@ function updateList({ follow = true } = {}) {
   drawRows(true);
 }
 
+// While a search reads the conversations, the list grows.
+function tellRead(share) {
+  if (state.view !== "list") return;
+  updateList({ follow: false });
+  if (share !== null) document.getElementById("counted").append(el("span", { id: "reading", text: `, ${percent(share)} searched` }));
+}
+
 const openPlace = () => list.places?.get(list.cursor ?? state.t) ?? -1;
 
 function showOpenRow() {
@@ -98,7 +105,7 @@ function rowParts(row) {
   return [verdictMark(row),
     el("div", { class: "what" },
       outside(row.question, "div", { class: "question" }),
-      el("div", { class: "under" }, outside(shortLabel(row, fileOf(row))), row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" }))),
+      el("div", { class: "under" }, outside(shortLabel(row, fileOf(row))), foundIn(row) ?? (row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" })))),
     el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMarks(row))];
 }
 
@@ -189,7 +196,7 @@ function listKeys(event) {
 function filterBar() {
   const bar = el("form", { class: "filters", role: "search", "aria-label": "Filter trajectories" });
   bar.addEventListener("submit", (event) => event.preventDefault());
-  const search = el("input", { type: "search", id: "search", placeholder: "Search questions, answers, ids", "aria-label": "Search questions, answers and ids", value: state.q || "" });
+  const search = el("input", { type: "search", id: "search", placeholder: "Search questions, calls, mail, answers", "aria-label": "Search questions, calls, mail, answers and ids", value: state.q || "" });
   search.addEventListener("input", () => go({ q: search.value || null }, { replace: true }));
   bar.append(search, el("div", { class: "choices" },
     choice("file", "Source", data.run.files.filter((file) => file.count && !file.left_out).map((file) => [file.name, plain(file.label)])),

@@ -30,6 +30,7 @@ function showList(main) {
   markOpen("list");
   updateFilters();
   updateList();
+  readTexts(tellRead).catch(unread);
   showDetail(document.getElementById("detail")).catch(failed);
 }
 
@@ -119,7 +120,10 @@ function redraw() {
   if (!filters.contains(document.activeElement)) filters.replaceWith(filterBar());
   updateFilters();
   updateList({ follow: false });
+  readTexts(tellRead).catch(unread);
 }
+
+const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
 const LONGEST_SILENCE = 120;

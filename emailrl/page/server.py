@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,11 +21,11 @@ from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import dump, served_page
 from emailrl.page.place import Place, file_record, name_of, place_of, run_record
-from emailrl.page.shapes import TokenTexts, detail, fitting_tokenizer, rows, tokenizer_folders
+from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
 from emailrl.records.trajectory import notes_path
 
-MAX_ROWS = 5000  # maximum rows per response
+MAX_ROWS, MAX_TEXTS = 5000, 500  # maximum rows and conversations per response
 
 
 class Served:
@@ -56,14 +56,22 @@ class Served:
     def rows(self, start: int, stop: int) -> list[Record]:
         """Return rows ``start`` up to but excluding ``stop`` of the last returned record, at most ``MAX_ROWS``."""
         with self._lock:
-            rows: list[Record] = []
-            stop = min(stop, start + MAX_ROWS)
-            for file, count in self._shown:
-                rows += file.rows(max(start, 0), min(stop, count))
-                start, stop = start - count, stop - count
-                if stop <= 0:
-                    break
-            return rows
+            parts = self._parts(start, min(stop, start + MAX_ROWS))
+            return [row for file, first, last in parts for row in file.rows(first, last)]
+
+    def texts(self, start: int, stop: int) -> list[Record]:
+        """Return the conversations of these rows, at most ``MAX_TEXTS``, for the page's search."""
+        with self._lock:
+            parts = self._parts(start, min(stop, start + MAX_TEXTS))
+            return [text for file, first, last in parts for text in file.texts(first, last)]
+
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[_File, int, int]]:
+        """The files with these rows, and which of its own each holds."""
+        for file, count in self._shown:
+            yield file, max(start, 0), min(stop, count)
+            start, stop = start - count, stop - count
+            if stop <= 0:
+                break
 
     def trajectory(self, name: str, offset: int) -> Record | None:
         """Return the full trajectory at a byte offset of a file of the run; None if there is none."""
@@ -103,6 +111,11 @@ class _File:
         if (stamp := stamp_of(notes_path(self.path))) != self._notes_stamp:
             self._notes, self._notes_stamp = training_notes(self.path, brief=True)[0], stamp
         return rows(self.path, self._index.entries(readable[0], readable[-1] + 1), self._notes)
+
+    def texts(self, start: int, stop: int) -> list[Record]:
+        own, places = name_of(self.path), self._index.readable[start : max(stop, start)]
+        found = ((self._index[at].offset, self._index.trajectory(at)) for at in places)
+        return [{"file": own, "offset": offset, "conversation": [*conversation(each)]} for offset, each in found]
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
         position = bisect_left(self._index, offset, key=lambda entry: entry.offset)
@@ -223,6 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
                 found = served.run()
             case "/data/trajectories":
                 found = served.rows(self._number("from"), self._number("to"))
+            case "/data/texts":
+                found = served.texts(self._number("from"), self._number("to"))
             case "/data/trajectory":
                 found = served.trajectory(self._query().get("file", ""), self._number("offset"))
                 if found is None:

@@ -39,15 +39,10 @@ const MATCHES = {
   failure: (row, value) => row.failure === value,
   stop: (row, value) => row.stop === value,
   trained: (row, value) => (value === "no" ? Boolean(row.dropped) : !row.dropped && (row.advantage ?? null) !== null),
-  q: (row, value) => searchable(row).includes(value.toLowerCase()),
+  q: (row) => searchable(row).includes(wanted()),
   rmin: (row, value) => row.reward >= Number(value),
   rmax: (row, value) => row.reward <= Number(value),
 };
-
-function searchable(row) {
-  row.text ??= [row.question, row.answer, row.gold, row.id, row.scenario, row.group].join("\n").toLowerCase();
-  return row.text;
-}
 
 function selected(but = []) {
   const wanted = FILTERS.filter((name) => state[name] && !but.includes(name));

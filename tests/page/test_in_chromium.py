@@ -89,6 +89,11 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
         ("#view=list&verdict=correct", "12 of 24 trajectories"),
         ("#view=list&file=step-000001.jsonl&rmin=0.5&rmax=2", "2 of 24 trajectories"),
         ("#view=list&q=BOB", "1 of 24 trajectories"),
+        ("#view=list&q=%20ann%20%20PAID", "24 trajectories"),  # in a mail, over what marks a hit
+        (
+            "#view=list&q=you%20search",
+            "0 of 24 trajectories: no trajectory matches the filters",
+        ),  # in the prompt of all
     ],
 )
 def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, counted: str) -> None:
