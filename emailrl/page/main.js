@@ -56,7 +56,7 @@ function switchTheme() {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
 }
 
-const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["→ / ←, Enter", "unfold and fold a question in the list"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
+const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["→ / ←, Enter", "unfold and fold a question in the list"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["t, then ← / →", "the same question, one evaluation after the other"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
 
 function showHelp() {
   const dialog = document.getElementById("help");
@@ -90,6 +90,7 @@ const COMMANDS = {
   "[": () => moveInGroup(-1), "]": () => moveInGroup(1),
   g: () => openRow() && go({ side: state.side === "group" ? null : "group" }),
   b: () => openRow() && go({ side: state.side === "question" ? null : "question" }),
+  t: () => openRow() && go({ side: state.side === "through" ? null : "through" }),
   "/": () => { if (state.view !== "list") go({ view: "list" }); document.getElementById("search").focus(); },
   1: () => go({ view: "overview", t: null, side: null }), 2: () => go({ view: "list" }), 3: () => go({ view: "about", t: null, side: null }),
   "?": showHelp,

@@ -124,6 +124,16 @@ def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -
 
 
 @needs_chromium
+def test_a_question_goes_through_its_evaluations(file: Path, tmp_path: Path) -> None:
+    markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=through")
+    said = 'type="range" min="0" max="1" step="1" value="1" aria-label="Evaluation"'
+    assert said in markup and 'aria-valuetext="evaluation at step 2: correct, reward 1.38"' in markup
+    ticks = re.findall(r'<button[^>]*title="(evaluation[^"]*)"', markup)
+    assert ticks == ["evaluation at step 0: wrong, reward 1.38", "evaluation at step 2: correct, reward 1.38"]
+    assert "The same tokens as the one before." in markup and ">final answer<" in markup
+
+
+@needs_chromium
 def test_a_run_without_trajectories_shows_its_curves_and_says_so(tmp_path: Path) -> None:
     steps = [{"step": 1, "loss": 0.5, "val_loss": None}, {"step": 2, "loss": 0.25, "val_loss": 0.4}]
     write_records(tmp_path / "sft" / "metrics.jsonl", steps)
