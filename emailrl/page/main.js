@@ -56,7 +56,7 @@ function switchTheme() {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
 }
 
-const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["→ / ←, Enter", "unfold and fold a question in the list"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["t, then ← / →", "the same question, one evaluation after the other"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
+const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["→ / ←, Enter", "unfold and fold a question in the list"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["t, then ← / →", "the same question, one evaluation after the other"], ["+ / − / 0", "fewer, more and all steps in the curves"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
 
 function showHelp() {
   const dialog = document.getElementById("help");
@@ -93,6 +93,7 @@ const COMMANDS = {
   t: () => openRow() && go({ side: state.side === "through" ? null : "through" }),
   "/": () => { if (state.view !== "list") go({ view: "list" }); document.getElementById("search").focus(); },
   1: () => go({ view: "overview", t: null, side: null }), 2: () => go({ view: "list" }), 3: () => go({ view: "about", t: null, side: null }),
+  "+": () => zoomBy(0.5), "-": () => zoomBy(2), 0: () => zoom(...allSteps()),
   "?": showHelp,
 };
 
@@ -105,7 +106,7 @@ function onKey(event) {
     event.preventDefault();
     return step(event.key === "ArrowDown" ? 1 : -1);
   }
-  if (!singleKeys || !(event.key in COMMANDS)) return;
+  if (!singleKeys || !(event.key in COMMANDS) || ("+-0".includes(event.key) && shownView !== "overview")) return;
   if ("jknN".includes(event.key) && state.view !== "list") go({ view: "list" });
   event.preventDefault();
   COMMANDS[event.key]();

@@ -20,7 +20,16 @@ from urllib.parse import parse_qs
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import dump, served_page
-from emailrl.page.place import Place, file_record, name_of, place_of, run_record
+from emailrl.page.place import (
+    Place,
+    file_record,
+    has_numbers,
+    name_of,
+    place_of,
+    run_record,
+    runs_in,
+    runs_record,
+)
 from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
 from emailrl.records.trajectory import notes_path
@@ -29,7 +38,8 @@ MAX_ROWS, MAX_TEXTS = 5000, 500  # maximum rows and conversations per response
 
 
 class Served:
-    """Reads a run or file that may still be growing; thread-safe. ``UsageError`` if there is no trajectory."""
+    """Reads a run or file that may still be growing, or the numbers of several runs in one folder; thread-safe.
+    ``UsageError`` if there is no trajectory."""
 
     def __init__(self, path: Path, *, model_name: str) -> None:
         self._path, self._model_name = path, model_name
@@ -37,10 +47,13 @@ class Served:
         self._shown: list[tuple[_File, int]] = []
         """The files of the last returned record, with their trajectory counts."""
         self._lock = threading.Lock()
-        self.place: Place = place_of(path)
+        self._compares = not has_numbers(path) and len(runs_in(path)) > 1
+        self.place = Place(path, ()) if self._compares else place_of(path)
 
     def run(self) -> Record:
         """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""
+        if self._compares:
+            return runs_record(runs_in(self._path))
         with self._lock:
             self.place = place_of(self._path)
             for path in self.place.files:

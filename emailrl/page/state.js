@@ -1,7 +1,7 @@
 // The view state, kept in the address (#…), and the trajectories it selects.
 
 const FILTERS = ["source", "step", "file", "verdict", "failure", "stop", "trained", "q", "rmin", "rmax"];
-const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer", "rows", "by", "smooth", "order", "reverse"];
+const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer", "rows", "from", "to", "by", "smooth", "order", "reverse"];
 const DEFAULTS = { view: "overview", sort: "order" };
 let state = {};
 

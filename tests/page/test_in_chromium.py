@@ -187,6 +187,9 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     assert "They differ in learning rate." in markup and 'aria-sort="descending"' in markup
     assert "slow, 0.0001 from 25.0% at step 0 to 50.0% at step 2; fast, 0.001 from" in markup
     assert markup.count('class="line raw series-0"') == markup.count('class="line raw series-1"') == 2  # reward, loss
+    zoomed = shown(target, tmp_path / "profile", "#from=1&to=2")
+    assert "slow from 50.0% at step 1 to 50.0% at step 2; fast from 75.0%" in zoomed and ">All steps<" in zoomed
+    assert "No value in these steps." in shown(target, tmp_path / "profile", "#from=0&to=0")
     with pytest.raises(UsageError, match="holds no metrics"):
         gather_runs([tmp_path / "slow", tmp_path])
 
