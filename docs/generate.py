@@ -153,7 +153,7 @@ def llms_txt(docs: Path) -> str:
         text = (docs / page).read_text(encoding="utf-8")
         title, sentence = text.partition("\n")[0].removeprefix("# "), first_sentence(text)
         if page == "index.md":
-            lines += [f"# {title}", "", f"> {sentence}"]
+            lines += [f"# {title}", "", f"> {sentence}", "", "For agents that drive the commands: [SKILL.md](SKILL.md)"]
             continue
         if section != current:
             current = section

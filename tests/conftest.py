@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> None:
+    """Forked, worker processes need not load their libraries anew; tests/base/test_workers.py has spawned ones."""
+    from emailrl.base.workers import worker_processes
+
+    worker_processes.__wrapped__.__kwdefaults__["method"] = "fork"  # type: ignore[attr-defined]
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real mail and tokenizers beside the repository; skips the test where it is absent."""
@@ -44,17 +53,18 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def enron_db(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of the real mail."""
-    from typer.testing import CliRunner
+def enron_built(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The database of the real mail, and what was counted as it was built."""
+    from emailrl.mail.build import build_database
+    from emailrl.mail.sources import open_source
 
-    from emailrl.cli.app import app
-
-    db = tmp_path_factory.mktemp("real") / "enron.db"
     source = shared_data / "enron" / "enron_mail_subset.tar.gz"
-    built = CliRunner().invoke(app, ["gen-db", "--source", str(source), "--db", str(db)])
-    assert built.exit_code == 0, built.output
-    return db
+    return build_database(open_source(source), tmp_path_factory.mktemp("real") / "enron.db")
+
+
+@pytest.fixture(scope="session")
+def enron_db(enron_built: Any) -> Path:
+    return enron_built.db
 
 
 @pytest.fixture

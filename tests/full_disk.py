@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import subprocess
+import io
+import os
+import resource
+import signal
 import sys
-
-_LIMITED = """
-import resource, signal, sys
+from contextlib import redirect_stdout
 from pathlib import Path
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
-try:
-    exec(sys.argv.pop(1))
-except OSError as error:
-    print(error.errno, error.filename, end="")
-"""
 
 
 def on_a_full_disk(most_bytes: int, code: str, *arguments: object) -> str:
-    """What ``code`` prints in a process of its own, or errno and filename of the OSError that it ends in.
+    """What ``code`` prints in a forked process, or errno and filename of the OSError that it ends in.
 
     A process of its own, since the limit holds for all files of one: the report of the tests too.
     """
-    command = [sys.executable, "-c", _LIMITED, str(most_bytes), code, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+            sys.argv = ["-c", *map(str, arguments)]
+            said = io.StringIO()
+            try:
+                with redirect_stdout(said):
+                    exec(code, {"sys": sys, "Path": Path})
+            except OSError as error:
+                said.write(f"{error.errno} {error.filename}")
+            os.write(tell, said.getvalue().encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    with open(told) as output:
+        printed = output.read()
+    os.waitpid(child, 0)
+    return printed

@@ -58,7 +58,7 @@ def test_what_a_script_takes_from_the_package_is_there() -> None:
 @pytest.mark.parametrize(
     ("name", "words", "shown"),
     [
-        ("bench_train_step", [], {"computed", "mfu", "seconds"}),
+        pytest.param("bench_train_step", [], {"computed", "mfu", "seconds"}, marks=pytest.mark.slow),
         ("bench_sft", [], {"tokens_per_second", "loss"}),
         ("bench_scaling", ["--ranks", "1"], {"of_one", "grad_norm", "hash"}),
     ],
@@ -78,6 +78,7 @@ def test_what_needs_more_than_a_cpu_loads(tmp_path: Path) -> None:
     assert bench.cases(bench.arguments(["--out", str(tmp_path)]))
 
 
+@pytest.mark.slow
 def test_the_clocks_of_a_training_step_fit_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two steps with everything replaced and timed that ``bench_grpo_step`` replaces and times."""
     install(monkeypatch, load_policy(load_settings({"model_name": "nano"}, environ={}, cwd=tmp_path)))

@@ -1,4 +1,5 @@
-"""Checks once whether the Hugging Face Hub is reachable and has a model: its library would retry for minutes."""
+"""Checks once whether the Hugging Face Hub is reachable and has a model, as its library would retry for minutes; and
+uploads what ``export`` wrote."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import first_line, tell
 
 CONNECT_SECONDS: Final = 5  # timeout per address family; a firewall that drops packets gives no answer at all
 DECIDE_SECONDS: Final = 2 * CONNECT_SECONDS
@@ -69,3 +72,25 @@ def check_hub(name: str) -> None:
         what = f"The model '{name}' is not on this machine, and the hub cannot be reached."
         hint = "Use --model nano or a folder with the model, or copy a hub cache here (HF_HUB_CACHE)."
         raise EmailRLError(what, hint) from error
+
+
+def push_folder(folder: Path, name: str, kind: Literal["model", "dataset"]) -> str:
+    """Upload a folder to a repository of the hub, private if it is new; returns its address. EmailRLError if the hub
+    cannot be reached, or refuses the name or the login."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        repository = HfApi().create_repo(name, repo_type=kind, private=True, exist_ok=True)
+        tell(f"Uploading {folder} to {repository}")
+        message = "Upload by emailrl export"
+        HfApi().upload_folder(
+            repo_id=repository.repo_id, folder_path=folder, repo_type=kind, commit_message=message, delete_patterns="*"
+        )
+    except (OSError, ValueError, httpx.HTTPError, HfHubHTTPError, OfflineModeIsEnabled) as error:
+        hint = (
+            "Log in with `hf auth login` as one who may write there; the folder is complete: hf upload does the rest."
+        )
+        raise EmailRLError(f"{folder} was not pushed to {name}: {first_line(error)}", hint) from error
+    return str(repository)

@@ -43,6 +43,7 @@ COMMANDS: Final = {
     "checkpoints": "List, show and prune the checkpoints of training runs.",
     "doctor": "Show what is installed, what is missing, how to fix it.",
     "plan": "Estimate the memory, tokens, time and cost of a run.",
+    "forget": "Remove a mailbox from everything below a folder.",
     "trust": "Trust a folder's settings: servers, keys and code.",
     "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
 }

@@ -1,7 +1,7 @@
 """Ask a mailbox a question; the agent searches, reads, answers and cites its source emails.
 
 Without a question, questions are read from the terminal or from stdin, one per line: Ctrl-C ends the current
-question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout.
+question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout. --json needs a question.
 
 Without --checkpoint or --model, the newest best checkpoint answers, but one of nano only in the demo mailbox, the only
 mail that nano knows; otherwise MODEL_NAME if it is set; otherwise smol if it or its base model is on this machine and
@@ -58,7 +58,7 @@ NUM_LINES: Final = 5  # quoted lines per source email
 _SMOL_SHOWN: Final = "smol (right on half of free questions; its limits: docs/evidence/smol.md)"
 _FILTERS: Final = {"from_addr": "from", "to_addr": "to", "sent_after": "since", "sent_before": "before"}
 _WHY: Final = {
-    StopReason.RAN_OUT_OF_TURNS: "The model gave no answer within {turns} turns (MAX_TURNS).",
+    StopReason.RAN_OUT_OF_TURNS: "The model gave no answer within {turns} turns. Ask more exactly, or raise MAX_TURNS.",
     StopReason.CANT_PARSE_TOOL_CALL: "The model wrote a tool call that cannot be parsed.",
     StopReason.BAD_TOOL_CALL_NAME: "The model called a tool that does not exist.",
     StopReason.BAD_TOOL_CALL_ARGS: "The model's tool call was missing or had invalid arguments.",
@@ -296,7 +296,8 @@ def _lines(step: StepResult) -> Iterator[Text]:
         yield line("search", f"{' '.join(words)}: {counted(len(result), 'hit')}", "bold")
         for hit in result[:NUM_HITS]:
             yield line("", re.sub("</?b>", "", hit["snippet"]), "dim")
+        if (others := len(result) - NUM_HITS) > 0:
+            yield line("", f"… and {others} more", "dim")
     elif step.tool_name in ("read_email", "read_thread") and isinstance(result, list | dict):
         for each in result if isinstance(result, list) else [result]:
-            sent = (each["date"] or "no date")[:10]
-            yield line("read", f"{each['subject']}, {each['from_address']}, {sent}", "bold")
+            yield line("read", f"{each['subject']}, {each['from_address']}, {(each['date'] or 'no date')[:10]}", "bold")

@@ -41,7 +41,7 @@ def convert(
 ) -> None:
     from emailrl.integrations.formats import FORMATS, is_demo, redacted
     from emailrl.page.place import find_file
-    from emailrl.page.redact import NOTICE, Redactor
+    from emailrl.page.redact import Redactor
     from emailrl.records import read_trajectories, trajectory_to_dict
     from emailrl.settings import load_settings
 
@@ -60,7 +60,7 @@ def convert(
         redactor.learn_mailbox(addresses_in(db))
         redactor.learn_names(names_in(db))
         trajectories = [redacted(each, redactor.record) for each in trajectories]
-    note = f"Redacted: {NOTICE}" if is_redacted else ""
+    note = "Redacted: names and addresses are replaced; other facts in texts stay" if is_redacted else ""
     files = format.write(trajectories, note)
     if format.is_file:
         write_out(target, files[""])
@@ -69,9 +69,8 @@ def convert(
             for name, content in files.items():
                 (folder / name).write_bytes(content)
     what = "redacted" if is_redacted else "with email text"
-    said = f"{target}: {counted(len(trajectories), 'trajectory')}, {what}"
-    result_console(json=json).print(said, soft_wrap=True)
+    result_console(json=json).print(f"{target}: {counted(len(trajectories), 'trajectory')}, {what}", soft_wrap=True)
     if is_redacted:
-        say("Note: names and addresses are replaced; other facts in texts stay: read it before you share it.")
+        say(f"{note}: read it before you share it.")
     if json:
         print_json({"out": target, "num_trajectories": len(trajectories), "redacted": is_redacted})

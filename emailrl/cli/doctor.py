@@ -7,7 +7,6 @@ Examples:
 
 \b
   emailrl doctor
-  emailrl doctor --deep
   emailrl doctor --json
 """
 
@@ -26,12 +25,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
-from typer import Option
 
 from emailrl.base.errors import EmailRLError
 from emailrl.base.plain import counted, plain_line
@@ -55,16 +53,6 @@ gpus = [{"name": torch.cuda.get_device_name(i), "memory": torch.cuda.mem_get_inf
         for i in range(torch.cuda.device_count())]
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}))
 """
-_IMPORT_PROBE = """
-import importlib, json, sys
-errors = {}
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except BaseException as error:
-        errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-print(json.dumps(errors))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +71,8 @@ class Check:
         return self.essential and self.status in ("missing", "broken")
 
 
-def doctor(
-    deep: Annotated[bool, Option("--deep", help="Also import every package (about ten seconds).")] = False,
-    json: Json = False,
-) -> None:
-    checks = examine(deep=deep)
+def doctor(json: Json = False) -> None:
+    checks = examine()
     is_broken = any(check.fatal for check in checks)
     is_ready, sentence = verdict(checks)
     table = Table.grid(padding=(0, 2))
@@ -108,9 +93,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(*, deep: bool = False) -> list[Check]:
-    """Run all checks; one that itself fails becomes a ``broken`` check, never an exception. ``deep`` also imports every
-    installed package in a child process (ten seconds or so)."""
+def examine() -> list[Check]:
+    """Run all checks; one that itself fails becomes a ``broken`` check, never an exception."""
     checks: list[Check] = []
     settings = Settings()
     named = "emailrl.toml, .env"
@@ -123,7 +107,7 @@ def examine(*, deep: bool = False) -> list[Check]:
         checks.append(Check(named, "broken", error.message, error.hint, essential=True, area="settings"))
     looks: dict[str, Callable[[], Iterable[Check]]] = {
         "python": _python,
-        "packages": lambda: examine_packages(deep),
+        "packages": examine_packages,
         "extra smol": _smollm2,
         "hardware": lambda: _hardware(settings.model, settings.output.output_dir),
         "data": lambda: _data(settings.store.db, settings.data.questions),
@@ -160,11 +144,10 @@ def _python() -> Iterable[Check]:
         yield Check("sqlite fts5", "ok", f"SQLite {sqlite3.sqlite_version}")
 
 
-def examine_packages(deep: bool) -> Iterable[Check]:
+def examine_packages() -> Iterable[Check]:
     """Compare installed packages with emailrl's declared requirements, including extras. A package of several extras is
     shown in the first."""
     from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
 
     try:
         extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
@@ -179,14 +162,6 @@ def examine_packages(deep: bool) -> Iterable[Check]:
         wanted.setdefault(item.name, (item, needs[0] if needs else None))
     present = {name: version for name in wanted if (version := _installed(name))}
     begun = {wanted[name][1] for name in present}
-    modules: dict[str, str] = {}
-    if deep:  # the module to import for each: the one of the same name if it exists (torch also has functorch)
-        owners = metadata.packages_distributions()
-        firsts = {canonicalize_name(owner): module for module in reversed(list(owners)) for owner in owners[module]}
-        for name in present:
-            same = name.replace("-", "_")
-            modules[name] = same if same in owners else firsts.get(canonicalize_name(name), same)
-    errors = import_errors(list(modules.values())) if deep else {}
     for item, extra in wanted.values():
         version = present.get(item.name)
         if (extra in DEVELOPERS and extra not in begun) or (extra == SMOL and version is None):
@@ -196,32 +171,11 @@ def examine_packages(deep: bool) -> Iterable[Check]:
         status: Status = "note"
         if version is None:
             status, found = "missing" if essential else "note", "not installed"
-        elif (error := errors.get(modules.get(item.name, ""))) is not None:
-            status, found = "broken", f"{version} fails to import: {error}"
-            remedy = f"Reinstall it: pip install --force-reinstall {item.name}"
         elif not item.specifier.contains(version, prereleases=True):
             found = f"{version}, expected {item.specifier}"
         else:
             status, found, remedy = "ok", version, ""
         yield Check(item.name, status, found, remedy, essential, area)
-
-
-def import_errors(modules: list[str]) -> dict[str, str]:
-    """Return the modules that fail to import, with their errors; all are imported in one child process."""
-    found = _run_child(_IMPORT_PROBE, *modules)
-    return found if isinstance(found, dict) else dict.fromkeys(modules, str(found))
-
-
-def _run_child(program: str, *arguments: str) -> Any:
-    """Run ``program`` in a fresh interpreter; return the JSON it prints last, or a string describing the failure."""
-    command = [sys.executable, "-P", "-c", program, *arguments]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return f"no answer in {_SECONDS} s"
-    if ended.returncode:
-        return (ended.stderr.strip().splitlines() or [f"the process exited with {ended.returncode}"])[-1]
-    return jsonlib.loads(ended.stdout.strip().splitlines()[-1])
 
 
 def _installed(name: str) -> str | None:
@@ -244,7 +198,14 @@ def _smollm2() -> Iterable[Check]:
 
 def read_torch() -> Any:
     """Import torch in a child process: its version, CUDA and each GPU, or one line on why the import fails."""
-    return _run_child(_TORCH_PROBE)
+    command = [sys.executable, "-P", "-c", _TORCH_PROBE]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_SECONDS} s"
+    if ended.returncode:
+        return (ended.stderr.strip().splitlines() or [f"the process exited with {ended.returncode}"])[-1]
+    return jsonlib.loads(ended.stdout.strip().splitlines()[-1])
 
 
 def _hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:

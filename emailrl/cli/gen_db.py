@@ -175,9 +175,8 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
         if phase not in tasks:
             tasks[phase] = bar.add_task(phase, total=None, told="")
             bar.start()  # not before the first message, so that a bad argument prints only its error
-        told = f"{counted(messages, 'message')}, {messages / (bar.tasks[tasks[phase]].elapsed or float('inf')):,.0f}/s"
         fraction = source.fraction() if total is None else messages / max(total, 1)
-        length = None if fraction is None else 1.0
+        length, told = None if fraction is None else 1.0, counted(messages, "message")
         bar.update(tasks[phase], total=length, completed=fraction or 0.0, told=told, refresh=True)
 
     try:
@@ -220,6 +219,7 @@ def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
         owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
     if owners:
         say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{', …' if len(owners) > NUM_SHOWN else ''}", console)
+        print_next(["ask", "--db", str(settings.store.db), "--inbox", owners[0].address])
     named = settings.store.db
     if (questions := questions_file(named)).is_file():
         suggest_benchmark(settings, questions)

@@ -70,7 +70,7 @@ def build_engine(settings: PolicySettings, policy: Policy) -> PolicyEngine:
     window, tokens = settings.model.max_model_len, agent.max_tokens_per_rollout_pass
     limits: dict[str, int | None] = {"max_model_len": window, "max_pass_tokens": tokens, "cache_bytes": cache_bytes}
     if has_full_attention(model):
-        return TransformersEngine(model, stops, max_rows=rows, **limits)
+        return TransformersEngine(model, stops, max_rows=rows, trains=policy.trainable, **limits)
     what = f"{settings.model.name} does not have full attention in every layer"
     report(f"{what}: trajectories are sampled one after the other (slower). --engine vllm samples them together.")
     return SingleEngine(model, stops, **limits)

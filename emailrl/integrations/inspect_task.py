@@ -17,8 +17,8 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.tool import Tool, ToolDef
 
-from emailrl.agent.tools import TOOLS
-from emailrl.integrations.mail_search import Calls, Conversation, MailSearch, prompt, scenarios
+from emailrl.agent.tools import tools_of
+from emailrl.integrations.mail_search import Calls, Conversation, MailSearch, prompt, scenarios, shared
 from emailrl.questions.load import Split
 from emailrl.records.trajectory import Scenario
 
@@ -43,7 +43,7 @@ def search() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         mailbox = MailSearch()
         mailbox.reset(**state.metadata)
-        state.tools = [_tool(mailbox, name) for name in TOOLS]
+        state.tools = [_tool(mailbox, name) for name in tools_of(shared()[0].agent)]
         is_over = False
         while not is_over and not state.completed:
             state = await generate(state, tool_calls="single")

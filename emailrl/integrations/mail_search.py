@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from emailrl.agent.task import agent_mailbox, mail_agent, prompts
-from emailrl.agent.tools import MAX_RESULTS, TOOLS, to_json
+from emailrl.agent.tools import MAX_RESULTS, TOOLS, WITH_THREADS, to_json
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.calls import checked_arguments
 from emailrl.questions.load import Split, read_questions, with_questions
@@ -118,7 +118,10 @@ class Conversation:
 
 class MailSearch:
     """A conversation as an object whose public methods other than ``reset`` and ``get_reward`` are the model's tools:
-    TRL makes an instance a rollout and resets it for the next."""
+    TRL makes an instance a rollout and resets it for the next. ``read_threads`` gives it the tool for threads."""
+
+    def __new__(cls, folder: Path | None = None) -> MailSearch:
+        return super().__new__(_WithThreads if shared(folder)[0].agent.read_threads else cls)
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -162,3 +165,10 @@ class MailSearch:
         if self._conversation is None:
             raise RuntimeError("reset() begins a conversation")
         return self._conversation
+
+
+class _WithThreads(MailSearch):
+    def read_thread(self, message_id: str) -> str:
+        return self._begun.play("read_thread", {"message_id": message_id})
+
+    read_thread.__doc__ = inspect.getdoc(WITH_THREADS["read_thread"])

@@ -17,6 +17,7 @@ from emailrl.base.disk import new_folder
 from emailrl.base.errors import UsageError
 from emailrl.integrations.mail_search import DB, scenarios
 from emailrl.mail.database import emails, opened
+from emailrl.measure.export import template_in
 from emailrl.questions.load import (
     has_only_demo_email,
     questions_file,
@@ -84,9 +85,5 @@ def _toml(settings: Settings) -> str:
 
 
 def _render(template: Path, target: Path, told: dict[str, Any]) -> None:
-    from jinja2 import Environment, StrictUndefined
-
-    trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = Environment(undefined=StrictUndefined, **trims).from_string(template.read_text("utf-8")).render(told)
-    target.write_text(text, "utf-8")
+    target.write_text(template_in(template).render(told), "utf-8")

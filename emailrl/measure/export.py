@@ -8,11 +8,13 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import emailrl
 from emailrl.base.disk import check_own, check_place, share_files
@@ -21,10 +23,11 @@ from emailrl.base.plain import first_line
 from emailrl.checkpoints import METADATA, Checkpoint, Confirmed, Metadata, confirmed_of, sha256_of, verify
 from emailrl.engines.vllm.arguments import LORA_RANKS
 from emailrl.model.resolve import PACKAGED, resolve_model
+from emailrl.records.trajectory import Scenario
 from emailrl.settings.names import by_name
 from emailrl.settings.tree import PLAYED_WITH
 
-CARD = Path(__file__).with_name("card.md.jinja")
+_HERE = Path(__file__).parent
 _SHOWN = {
     "training": ("learning_rate", "num_generations", "per_device_train_batch_size", "max_steps", "seed"),
     "algorithm": ("beta", "min_group_std"),
@@ -34,10 +37,9 @@ _SHOWN = {
 """Settings shown in the card; metadata.json has all of them."""
 
 
-def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Confirmed | None = None) -> str:
+def model_card(metadata: Metadata, folder: str, *, format: Format, confirmed: Confirmed | None = None) -> str:
     """Return the card: description, results, training, and how to load and serve the model. ``confirmed`` is the
     accuracy on questions that did not select the checkpoint; it comes first."""
-    from jinja2 import Environment, StrictUndefined
 
     def accuracy(shares: Mapping[str, Any]) -> str:
         low, high = shares.get("accuracy_low"), shares.get("accuracy_high")
@@ -62,19 +64,18 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
     values = {leaf.key: (metadata.settings.get(leaf.section, {}).get(leaf.field), leaf.default) for leaf in leaves}
     played = {name: value for name, (value, usual) in values.items() if value not in (None, usual)}
     temperature, rank = agent.get("eval_temperature"), int(metadata.lora.get("rank") or 16)
-    trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(undefined=StrictUndefined, **trims)
-    environment.filters |= {"json": json.dumps, "quote": shlex.quote, "accuracy": accuracy}
-    return environment.from_string(CARD.read_text("utf-8")).render(
+    return template_in(_HERE / "card.md.jinja", accuracy=accuracy).render(
         asdict(metadata),
         base=base,
         folder=folder,
-        merged=merged,
+        format=format,
+        merged=format in ("merged", "gguf"),
         is_on_hub="/" in base and not base.startswith("/"),
         is_packaged=base in PACKAGED,
         untrained=metadata.untrained,
         recorded=recorded,
         confirmed=confirmed and asdict(confirmed),
+        played=played,
         rows=[(name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value) for name, value in rows],
         config={"db": "mail.db"}
         | {name: agent[name] for name in ("max_turns", "max_tokens") if name in agent}
@@ -84,7 +85,17 @@ def model_card(metadata: Metadata, folder: str, *, merged: bool, confirmed: Conf
     )
 
 
-Format = Literal["adapter", "merged"]
+def template_in(path: Path, **filters: Callable[[Any], str]) -> Any:
+    """The Jinja template in a file, with the filters ``json`` and ``quote`` (for a shell)."""
+    from jinja2 import Environment, StrictUndefined
+
+    trims: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(undefined=StrictUndefined, **trims)
+    environment.filters |= {"json": json.dumps, "quote": shlex.quote, **filters}
+    return environment.from_string(path.read_text("utf-8"))
+
+
+Format = Literal["adapter", "merged", "gguf", "gguf-lora"]
 
 MARKER = "export.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
@@ -106,32 +117,55 @@ class Export:
 def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, overwrite: bool = False) -> Export:
     """Write ``checkpoint`` to the folder ``out``, after checking its files against their recorded hashes. ``adapter``
     copies adapter and tokenizer byte for byte; ``merged`` adds the adapter to its base in float32 and rounds once to
-    the base's dtype. Raises UsageError if ``out`` is taken (``overwrite`` replaces only an earlier export),
-    EmailRLError for a damaged checkpoint or a base that does not load."""
+    the base's dtype; ``gguf`` and ``gguf-lora`` are these two for llama.cpp. Raises UsageError if ``out`` is taken
+    (``overwrite`` replaces only an earlier export) or a format cannot hold the model, EmailRLError for a damaged
+    checkpoint or a base that does not load."""
     verify(checkpoint)
+    metadata = checkpoint.metadata
+    with _replacing(out, format, overwrite) as folder:
+        _WRITERS[format](checkpoint, folder)
+        if format in ("adapter", "merged"):  # GGUF has the tokenizer in it
+            recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
+            _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), folder)
+        # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
+        own = replace(metadata, files=_hashes(folder))
+        (folder / METADATA).write_text(json.dumps(asdict(own), indent=2) + "\n", "utf-8")
+        card = model_card(metadata, out.name, format=format, confirmed=confirmed_of(checkpoint))
+        (folder / "README.md").write_text(card, "utf-8")
+        files = _hashes(folder)
+    return Export(out, format, checkpoint.path, metadata.base_model, files)
+
+
+def export_questions(scenarios: Sequence[Scenario], out: Path, *, overwrite: bool = False) -> dict[str, int]:
+    """Write questions to the folder ``out`` as a dataset of the hub, a Parquet file a split and a card, which
+    ``read_questions`` reads back; returns their number by split. Raises UsageError as ``export_checkpoint``."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist([asdict(each) for each in scenarios])  # whole, so that splits have equal types
+    splits = [(each.split or "test").replace("val", "validation") for each in scenarios]
+    counts = dict(Counter(splits))
+    with _replacing(out, "questions", overwrite) as folder:
+        for split in counts:
+            rows = [number for number, name in enumerate(splits) if name == split]
+            parquet.write_table(table.take(rows), folder / f"{split}.parquet")
+        num_inboxes = len({each.inbox_address for each in scenarios})
+        card = template_in(_HERE / "questions.md.jinja").render(counts=counts, num_inboxes=num_inboxes)
+        (folder / "README.md").write_text(card, "utf-8")
+    return counts
+
+
+@contextmanager
+def _replacing(out: Path, format: str, overwrite: bool) -> Iterator[Path]:
+    """A folder to fill in the block, which then becomes ``out``, marked as an export; an earlier one goes."""
     check_free(out, overwrite)
     incoming, outgoing = (out.with_name(f".{out.name}.{end}") for end in ("incoming", "outgoing"))
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
-        (_copy_adapter if format == "adapter" else _write_merged)(checkpoint, incoming)
-        metadata = checkpoint.metadata
-        recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
-        _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), incoming)
-        # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
-        own = replace(metadata, files=_hashes(incoming))
-        (incoming / METADATA).write_text(json.dumps(asdict(own), indent=2) + "\n", "utf-8")
-        card = model_card(metadata, out.name, merged=format == "merged", confirmed=confirmed_of(checkpoint))
-        (incoming / "README.md").write_text(card, "utf-8")
-        files = _hashes(incoming)
-        marker = {
-            "format": format,
-            "run_id": metadata.run_id,
-            "step": metadata.step,
-            "emailrl": emailrl.__version__,
-            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "files": files,
-        }
+        yield incoming
+        marker = {"format": format, "emailrl": emailrl.__version__, "files": _hashes(incoming)}
+        marker["created_at"] = datetime.now(UTC).isoformat(timespec="seconds")
         (incoming / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
         share_files(incoming)
         shutil.rmtree(outgoing, ignore_errors=True)
@@ -139,10 +173,8 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
             out.rename(outgoing)
         incoming.rename(out)
         shutil.rmtree(outgoing, ignore_errors=True)
-    except BaseException:
+    finally:
         shutil.rmtree(incoming, ignore_errors=True)
-        raise
-    return Export(out, format, checkpoint.path, metadata.base_model, files)
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -190,12 +222,42 @@ def _base_of(checkpoint: Checkpoint) -> str | Path:
 
 
 def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
-    """Merge layer by layer, so that only one layer at a time is in float32."""
+    from emailrl.model.lora import writing_tensors
+
+    model = _merged(checkpoint)
+    with writing_tensors(folder):
+        model.save_pretrained(folder)
+
+
+def _write_gguf(checkpoint: Checkpoint, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from emailrl.measure.gguf import check_gguf, write_model
+    from emailrl.model.shape import load_config
+
+    check_gguf(load_config(checkpoint.metadata.base_model, _base_of(checkpoint)))  # before the weights are loaded
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+    write_model(_merged(checkpoint), tokenizer, folder / "model.gguf", checkpoint.metadata.run_id)
+    (folder / "Modelfile").write_text(template_in(_HERE / "modelfile.jinja").render(), "utf-8")
+
+
+def _write_gguf_lora(checkpoint: Checkpoint, folder: Path) -> None:
+    from emailrl.measure.gguf import write_adapter
+    from emailrl.model.lora import read_plain_lora
+    from emailrl.model.shape import empty_model, load_config
+
+    config = load_config(checkpoint.metadata.base_model, _base_of(checkpoint))
+    lora = read_plain_lora(checkpoint.path, empty_model(config))
+    write_adapter(lora, config, folder / "adapter.gguf", checkpoint.metadata.run_id)
+
+
+def _merged(checkpoint: Checkpoint) -> Any:
+    """The base model with the adapter merged, layer by layer, so that only one layer at a time is in float32."""
     from peft import PeftModel
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.utils.logging import disable_progress_bar
 
-    from emailrl.model.lora import read_plain_lora, writing_tensors
+    from emailrl.model.lora import read_plain_lora
     from emailrl.model.shape import auto_class, load_config
 
     disable_progress_bar()  # a bar over tensors already on disk says nothing
@@ -222,8 +284,12 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
                 layer.to(dtype)
     except (RuntimeError, ValueError) as error:
         raise EmailRLError(f"The adapter in {checkpoint.path} cannot be merged: {first_line(error)}") from error
-    with writing_tensors(folder):
-        model.unload().save_pretrained(folder)
+    return model.unload()
+
+
+_WRITERS: Final = {
+    "adapter": _copy_adapter, "merged": _write_merged, "gguf": _write_gguf, "gguf-lora": _write_gguf_lora
+}  # fmt: skip
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ NOTICE: Final = (
     "or (at), names in Thai and other scripts without spaces (but for Chinese, Japanese and Korean), names "
     "without their apostrophe, with other letters (oe for ö, o for ø), in encoded headers that a text quotes or across "
     "a line break, names run together (KenLay), lowercase words after a space in a path, paths without their start, "
-    "parts of names of one or two letters and common words on their own: read the page before you share it."
+    "parts of names of one or two letters and common words on their own: read it all before you share it."
 )
 Span = tuple[int, int, str]
 

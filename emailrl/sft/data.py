@@ -121,7 +121,7 @@ def gather(settings: Settings) -> tuple[list[Conversation], list[Conversation], 
             notes.append("scripted experts answer the training questions as well (--experts none: trajectories only)")
         (shown, num_train), (held_out, num_val) = played(settings, "train"), played(settings, "val")
         if not shown:
-            raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (at least 3).")
+            raise UsageError("The experts can solve none of the questions.", "Check --db and MAX_TURNS (8 for most).")
         answered, asked = len(shown) + len(held_out), num_train + num_val
         hint = f"; the others are left out (raising MAX_TURNS from {settings.agent.max_turns} may help)"
         notes.append(f"experts answered {answered} of {asked} questions correctly{hint if answered < asked else ''}")

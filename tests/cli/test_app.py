@@ -101,7 +101,7 @@ def test_a_bug_is_not_dressed_up(broken) -> None:
 def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    for arguments in (["--help"], ["plan", "--model", "nano", "--gpu", "H100"], ["doctor", "--json"]):
+    for arguments in (["--help"], ["plan", "--gpu", "CPU", "--json"]):
         command = [sys.executable, "-m", "emailrl", *arguments]
         done = subprocess.run(command, cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True)
         assert (done.returncode, done.stderr) == (1, ""), arguments  # as click and pip do
@@ -119,7 +119,7 @@ FULL = "error: The output cannot be written: No space left on device. Free some 
 
 
 @pytest.mark.parametrize("redirect", [(">&-", LOST), (">/dev/full", FULL)], ids=["closed", "full"])
-@pytest.mark.parametrize("arguments", ["--version", "plan --model nano --gpu H100", "plan --gpu CPU --json"])
+@pytest.mark.parametrize("arguments", ["--version", "plan --gpu CPU --json"])
 def test_output_that_cannot_be_written_is_an_error(tmp_path: Path, arguments: str, redirect: tuple[str, str]) -> None:
     assert in_shell(f"{arguments} {redirect[0]}", tmp_path) == (1, redirect[1])
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from screen import Screen
 from tiny import ANN, make_checkpoint, make_database, make_model
 
 from emailrl.base.http import tell
+from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.model.resolve import INSTALL
 from emailrl.questions.load import questions_file, read_jsonl, read_questions, write_demo
 from emailrl.settings import StoreSettings, load_settings
@@ -103,11 +106,30 @@ def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Pa
     server.reply = scripted(SEARCH, SEARCH)
     code, out, err = emailrl("ask", "Who am I?", "--db", db)
     assert (code, out) == (0, "I don't know.\n")
-    assert err.splitlines()[-1] == "The model gave no answer within 2 turns (MAX_TURNS)."
+    last = err.splitlines()[-1]
+    assert last.startswith("The model gave no answer within 2 turns.") and last.endswith("raise MAX_TURNS.")
     server.reply = scripted(("search_emails", '{"keywords": "lease"}'))
     code, out, err = emailrl("ask", "Who am I?", "--db", db, "--json")
     assert code == 0 and json.loads(out)["answer"] is None and json.loads(out)["stop_reason"] == "bad_tool_call_args"
     assert "refused search_emails: search_emails: 'keywords' must be a list of strings." in err
+
+
+def test_continue_puts_the_last_conversation_first(emailrl, server, db: Path) -> None:
+    code, _, err = emailrl("ask", "And then?", "--db", db, "--continue")
+    assert code == 2 and "Ask without --continue first." in err
+    emailrl("ask", "When?", "--db", db)
+    code, _, err = emailrl("ask", "And then?", "--db", db, "--continue")
+    said = [message["content"] for message in server.asked[-2][1]["messages"][1:4]]
+    assert code == 0 and said == ["When?", "On 31 May 2002.", "And then?"] and "continue" not in err
+
+
+def test_hits_that_are_not_shown_are_counted(emailrl, server, tmp_path: Path) -> None:
+    at = datetime(2001, 5, 1, tzinfo=UTC)
+    mails = [RawEmail(f"<m{n}@x>", f"note {n}", "bob@example.com", [ANN], [], [], at, f"Lease {n}.") for n in range(5)]
+    server.reply = scripted(("search_emails", '{"keywords": ["lease"]}'), UNKNOWN)
+    err = emailrl("ask", "When?", "--db", build_database(mails, tmp_path / "five.db").db)[2]
+    shown = err[err.index("5 hits") :].splitlines()
+    assert len(shown) == 5 and shown[-1] == "        … and 2 more"
 
 
 def test_email_text_cannot_steer_the_terminal(emailrl, server, db: Path) -> None:

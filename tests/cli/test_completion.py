@@ -38,7 +38,7 @@ def offered(emailrl, monkeypatch):
         ("emailrl train --resume ", ["auto", "latest", "best"]),
         ("emailrl ask --model n", ["nano"]),
         ("emailrl benchmark --model smol-", ["smol-base"]),
-        ("emailrl export --format ", ["adapter", "merged"]),
+        ("emailrl export --format ", ["adapter", "merged", "gguf", "gguf-lora"]),
         ("emailrl rollout --split t", ["train", "test"]),
         ("emailrl ask --inbox a", []),  # there is no database
         ("emailrl gen-db --db ", []),  # the shell then offers files

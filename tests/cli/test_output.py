@@ -74,7 +74,8 @@ def test_the_command_is_named_as_the_shell_in_a_folder_finds_it(tmp_path: Path, 
 
 # -- results of commands
 
-QUICK = "--model nano --preset quick --max-steps 1 --eval-size 2 --wandb disabled"
+LEAST = "--model nano --eval-size 2 --max-turns 1 --max-tokens 8 --wandb disabled"
+QUICK = f"{LEAST} --preset quick --max-steps 1 --batch-size 1"
 RESULTS = {
     "gen-db --source demo --db new.db --overwrite": "1,589 emails stored",
     "gen-db --db demo.db": "already holds 1,589 emails",
@@ -115,7 +116,7 @@ def test_results_go_to_stdout(emailrl, home: Path, monkeypatch, command: str) ->
     json.loads(out)
 
 
-SMALL = "--model nano --db demo.db --eval-size 2 --max-turns 1 --max-tokens 8 --wandb disabled --out recipe"
+SMALL = f"{LEAST} --db demo.db --out recipe"
 
 
 def test_a_run_says_which_recipe_it_follows(emailrl, home: Path, monkeypatch) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md"))
-DOCUMENTS = ["README.md", *PAGES]
+SKILL = "docs/SKILL.md"  # begins as agents' skills do, and is no page
+PAGES = sorted({path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md")} - {SKILL})
+DOCUMENTS = ["README.md", SKILL, *PAGES]
 
 FENCE = re.compile(r"^( *)```([\w{][^\n]*)?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!-- test: (.+?) -->\n+\Z")

@@ -61,7 +61,11 @@ def test_the_examples_of_every_command_parse() -> None:
 
 def test_the_commands_in_the_text_parse() -> None:
     """``…`` and capital letters stand for values; an option may stand without its value at the end."""
-    found = {code for page in DOCUMENTS for code in re.findall(r"`((?:[A-Z_]+=\S+ )*emailrl [^`\n]+)`", prose(page))}
+    found = {
+        code
+        for page in (*DOCUMENTS, "docs/llms.txt")
+        for code in re.findall(r"`((?:[A-Z_]+=\S+ )*emailrl [^`\n]+)`", prose(page))
+    }
     assert len(found) > 40
     for code in found - {"emailrl --install-completion", "emailrl COMMAND --help"}:
         words = shlex.split(re.sub(r"(?<= )(?:[NM]|…)(?= |$)", "1", code))

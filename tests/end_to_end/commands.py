@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+import emailrl.measure.benchmark  # noqa: F401 - and the rest: a child would load it each time
+from emailrl.cli.app import main
+
 
 def begin(folder: Path, *arguments: str) -> int:
     """Begin ``emailrl`` in ``folder``, its output added to ``output.txt`` there; returns the process id."""
@@ -22,8 +25,6 @@ def begin(folder: Path, *arguments: str) -> int:
     if child:
         return child
     try:
-        from emailrl.cli.app import main
-
         # torch makes a forked child's thread pool anew when first asked: by two threads that load weights at once, one
         # of them gets none ("Invalid thread pool!").
         torch.set_num_threads(1)

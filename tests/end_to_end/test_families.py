@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from emailrl.settings import load_settings
 from emailrl.training.loop import train
 
-OFTEN = ("Qwen3.5", "Gemma 3", "gpt-oss")  # the others only with -m slow
+OFTEN = ("Qwen3.5",)  # the others only with -m slow
 REWARD = """
 def by_ids(trajectory):
     return sum(token for turn in trajectory.turns for token in turn.completion_ids) % 97 / 97

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -80,14 +78,10 @@ def test_the_command_exits_130_when_interrupted_and_prints_its_result_when_resum
     assert code == 130, errors
     assert "Stopped after step" in errors and "interrupted" in errors and "Traceback" not in errors
     done = find_checkpoint("latest", tmp_path / "grpo").metadata.step
-    command = [sys.executable, "-m", "emailrl", "train", "--resume", "latest", "--max-steps", str(done + 1), "--json"]
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert f"Resuming at step {done} of {done + 1}" in ended.stderr
-    (line,) = ended.stdout.splitlines()
-    result = json.loads(line)
+    code = exit_code(begin(tmp_path, "train", "--resume", "latest", "--max-steps", str(done + 1), "--json"))
+    said = (tmp_path / "output.txt").read_text()
+    assert code == 0 and f"Resuming at step {done} of {done + 1}" in said, said
+    result = json.loads(said.splitlines()[-1])
     assert result.pop("steps_without_update") in range(done + 2)  # rewards may happen to be equal in any step
     assert result.pop("learned_nothing")
     run = str((tmp_path / "grpo_masked").absolute())

@@ -6,23 +6,21 @@ optimises, PPO with a critic, is trained as it stands.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from end_to_end.conftest import Options
+from end_to_end.test_ranks import rank
+from ranks.processes import in_ranks
 
 from emailrl.checkpoints import read_checkpoint
 from emailrl.openrlhf import to_toml
 from emailrl.questions.load import questions_file, write_demo
 from emailrl.records import read_records
 from emailrl.settings import StoreSettings, load_settings
-from emailrl.settings.names import leaves
 from emailrl.training.loop import train
 
 SEED = Path(__file__).resolve().parents[3] / "shared" / "seeds" / "openrlhf_options.zh.txt"
@@ -74,18 +72,12 @@ def run(flags: str, demo: dict[str, Any], folder: Path, **scaled: Any) -> tuple[
 
 
 def test_hybrid_engine_scaled_down_to_two_ranks(options: Options, tmp_path: Path) -> None:
-    """By the command itself, which starts as many ranks as the flags say: eight, or as ``--nproc`` says now."""
     (tmp_path / "emailrl.toml").write_text(to_toml(HYBRID_ENGINE), encoding="utf-8")
     assert load_settings(cwd=tmp_path, environ={}, trust=True).training.nproc == 8
     changes = {"max_steps": 2, "num_mini_batches": 1, "device": "cpu", "nproc": 2, "engine": "transformers"}
     scaled = {name: value for name, value in options(tmp_path, **changes).items() if not name.startswith("kl_")}
-    environment = {leaf.env_names[0]: str(scaled[name]) for leaf in leaves() for name in leaf.names if name in scaled}
-    command = [sys.executable, "-m", "emailrl", "train", "--trust", "--json"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    run_dir = Path(json.loads(done.stdout.splitlines()[-1])["run_dir"])
+    chosen = load_settings(scaled, cwd=tmp_path, environ={}, trust=True)
+    run_dir = in_ranks(2, partial(rank, chosen), tmp_path)[0].run_dir
     steps, settings = left_by(run_dir)
     assert [step["num_trajectories"] for step in steps] == [12, 12]  # two questions a rank, three rollouts each
     assert "rollouts run on 2 engines, each on 1 of 2 ranks" in (run_dir / "training.log").read_text()

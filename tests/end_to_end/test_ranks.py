@@ -189,7 +189,7 @@ def served_at(settings_at: SettingsAt, stub: VllmStub) -> SettingsAt:
     return partial(settings_at, engine="vllm", vllm_urls=stub.url, max_staleness=0, beta=0.1)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_two_ranks_with_a_sharded_base_make_the_run_of_one(
     lag: int, served_at: SettingsAt, stub: VllmStub, tmp_path: Path
 ) -> None:
@@ -256,7 +256,7 @@ def test_each_rank_plays_its_part_of_what_one_process_samples(
 def test_neighboring_ranks_share_an_engine_of_vllm(
     settings_at: SettingsAt, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = {"engine": "vllm", "max_steps": 1, "eval_steps": 1, "num_generations": 2}
+    given = {"engine": "vllm", "max_steps": 1, "eval_steps": 1, "num_generations": 2, "max_turns": 1}
     install(monkeypatch, load_policy(load_settings({"model_name": str(workplace / "model")}, environ={}, cwd=tmp_path)))
     alone = noting(settings_at("one", per_device_train_batch_size=4, **given))
     settings = settings_at("four", per_device_train_batch_size=1, vllm_tensor_parallel_size=2, **given)

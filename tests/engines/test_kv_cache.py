@@ -180,7 +180,7 @@ def alone(model: Qwen3ForCausalLM) -> list[Completion]:
     return TransformersEngine(model, [39], max_rows=1).generate(requests(*LENGTHS))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(blocks=st.integers(7, 40), rows=st.integers(1, 8), seed=st.integers(0, 9))
 def test_what_is_sampled_does_not_depend_on_the_budget(
     model: Qwen3ForCausalLM, alone: list[Completion], blocks: int, rows: int, seed: int

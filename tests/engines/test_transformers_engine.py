@@ -230,3 +230,41 @@ def test_a_model_with_sliding_windows_is_refused(make_model: Callable[..., Qwen3
     sliding = make_model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
     with pytest.raises(EmailRLError, match="full attention"):
         TransformersEngine(sliding, [STOP], max_rows=1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_packed_weights_and_guesses_change_no_token(
+    make_model: Callable[..., Qwen3ForCausalLM], monkeypatch: pytest.MonkeyPatch, rows: int, temperature: float
+) -> None:
+    """A model that only samples: its bf16 weights are float16 exactly, and a guess is kept only where it is right."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this torch has no fbgemm")
+    monkeypatch.setattr(passes, "LARGE_FROM", 0)
+    model = make_model().bfloat16().float()
+    plain = requests(5, max_tokens=40, temperature=temperature)
+    asked = [Request(one.trajectory_id, one.sampling, one.prompt_ids * 2, seed=one.seed) for one in plain]
+    engine = TransformersEngine(model, [STOP], max_rows=rows, max_model_len=150, trains=False)
+    dialogue = Dialogue(asked, turns=2)
+    engine.generate(asked, dialogue.advance)
+    for request, completion in dialogue.asked:
+        ids, logprobs = reference(model, request)
+        whole = max(150 - len(request.prompt_ids), 0)
+        assert completion.token_ids == ids[:whole]
+        assert completion.logprobs == pytest.approx(logprobs[:whole], abs=1e-4)
+    assert all(one.forward.func is torch.ops.quantized.linear_dynamic_fp16 for one in linear(engine.weights.model))
+    assert all("forward" not in vars(one) for one in linear(TransformersEngine(model, [], max_rows=1).weights.model))
+    if temperature == 0 and rows == 1:
+        # Some of these 307 greedy tokens repeat what came before.
+        assert engine.steps < sum(len(completion.token_ids) for _, completion in dialogue.asked) - 20
+
+
+def linear(model: torch.nn.Module) -> list[torch.nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+
+
+def test_a_guess_is_what_followed_the_latest_occurrence() -> None:
+    assert passes.looked_up([1, 2, 3, 4, 1, 2, 3, 5, 6, 1, 2, 3], 3) == [5, 6, 1]
+    assert passes.looked_up([1, 2, 3, 4, 1, 2, 9], 3) == []
+    assert passes.looked_up([7, 7, 7, 7], 3) == [7]
+    assert passes.looked_up([7, 7], 3) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from chromium import CHROMIUM, needs_chromium
 from documents.pages import DOCS
 from engines.chat_server import StubServer
 from integrations.conftest import foreign
@@ -85,22 +86,33 @@ def test_the_guides_client_prints_the_answer(address: str, capsys: pytest.Captur
 CHAT_INTERFACE = """
 import sys
 import gradio
-from gradio_client import Client
+from playwright.sync_api import sync_playwright
 
-page = gradio.load_chat(sys.argv[1], "emailrl", token="-", file_types=None, streaming=True, api_name="chat")
+page = gradio.load_chat(sys.argv[1], "emailrl", token="-", file_types=None, streaming=True)
 _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, show_error=True)
-client = Client(address, verbose=False)
-print(client.predict("When does the lease end?", api_name="/chat"))
+with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=sys.argv[2], args=["--no-sandbox"])
+    shown = browser.new_page()
+    shown.goto(address)
+    for number, question in enumerate(["When does the lease end?", "And the deposit?"]):
+        shown.get_by_test_id("textbox").fill(question)
+        shown.get_by_test_id("textbox").press("Enter")
+        answer = shown.get_by_test_id("bot").nth(number)
+        answer.get_by_text("Sources:").wait_for()
+        print(answer.inner_html())
+    browser.close()
 page.close()
 """
 
 
+@needs_chromium
 @pytest.mark.clients
-def test_a_chat_interface_shows_the_answer_and_its_sources(address: str, stub: StubServer, tmp_path: Path) -> None:
-    python = foreign("gradio", "gradio==6.31.0")
+def test_a_chat_interface_shows_answers_and_their_sources(address: str, stub: StubServer, tmp_path: Path) -> None:
+    python = foreign("gradio_page", "gradio==6.31.0", "playwright")
     own = os.environ | {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(tmp_path)}
-    command = [python, "-c", CHAT_INTERFACE, f"{address}/v1"]
+    command = [python, "-c", CHAT_INTERFACE, f"{address}/v1", CHROMIUM]
     done = subprocess.run(command, env=own, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "On 31 May 2002.\n\nSources:\n- [" in done.stdout and "/emails/" in done.stdout
-    assert stub.requests[0]["messages"][1]["content"] == "When does the lease end?"
+    assert done.stdout.count("On 31 May 2002.") == 2 and done.stdout.count(f'href="{address}/emails/') == 2
+    asked = [message["content"] for message in stub.requests[3]["messages"]]
+    assert asked[1:] == ["When does the lease end?", "On 31 May 2002.", "And the deposit?"]

@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 
 from emailrl.agent.play import Stage
 from emailrl.agent.task import load_task
+from emailrl.agent.tools import tools_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.cli.app import app
-from emailrl.integrations.mail_search import Conversation, prompt
+from emailrl.integrations.mail_search import Conversation, MailSearch, prompt
 from emailrl.questions.load import questions_file
 from emailrl.records.trajectory import Message, ToolCall
 from emailrl.settings import load_settings
@@ -101,6 +102,10 @@ def test_conversations_are_shown_what_a_rollout_shows(played: Played, tmp_path: 
     (tmp_path / "emailrl.toml").write_text("".join(f"{name} = {value}\n" for name, value in shown.items()))
     shutil.copy(played.db, tmp_path / "mail.db")
     settings = load_settings({"db": played.db}, cwd=tmp_path, environ={})
+    assert {*tools_of(settings.agent)} == {name for name in dir(MailSearch(tmp_path)) if name[0] != "_"} - {
+        "reset",
+        "get_reward",
+    }
     calls = [("search_emails", {"keywords": [], "sent_after": "2001-01-01"}), ("read_thread", {"message_id": "m1"})]
     for trajectory in played.trajectories:
         stage = Stage(settings.agent, played.db, load_task("mail", settings).make, None)

@@ -47,7 +47,7 @@ MAIL = st.tuples(
 
 
 @pytest.mark.parametrize("few", [1000, 2, -1])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(st.lists(MAIL, max_size=6), min_size=2, max_size=4))
 def test_as_if_all_had_been_built_at_once(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, email: Make, few: int, batches: list

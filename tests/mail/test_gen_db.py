@@ -170,12 +170,12 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path, gen_db: G
     own_mbox(tmp_path / "enron.mbox", "enron.com")  # it too is asked questions of its own first
     last = gen_db("--source", "enron.mbox", "--db", "m.db").last
     assert last.endswith("emailrl gen-questions --db m.db --inbox me@enron.com --allow-shared-inbox")
-    *_, inboxes, following = done.stderr.splitlines()
+    *_, inboxes, asking, following = done.stderr.splitlines()
     assert inboxes == "Inboxes: me@x (46 emails)"
-    assert following.startswith("Next: ")
+    assert asking.startswith("Next: ") and asking.endswith("emailrl ask --db 'my data/mine.db' --inbox me@x")
     assert following.endswith("emailrl gen-questions --db 'my data/mine.db' --inbox me@x --allow-shared-inbox")
     again = gen_db("--db", "my data/mine.db")
-    assert again.stdout.splitlines()[1:] == [inboxes] and again.stderr.splitlines() == [following]
+    assert again.stdout.splitlines()[1:] == [inboxes] and again.stderr.splitlines() == [asking, following]
     typed = following.removeprefix("Next: ")
     made = subprocess.run(typed, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     last = made.stderr.splitlines()[-1]

@@ -40,8 +40,8 @@ def archive(shared_data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildReport:
-    return build_database(open_source(archive), tmp_path_factory.mktemp("real") / "enron.db")
+def built(enron_built: BuildReport) -> BuildReport:
+    return enron_built
 
 
 def test_every_message_is_stored_or_counted(built: BuildReport) -> None:
@@ -75,9 +75,9 @@ def test_messages_are_read_as_the_standard_library_reads_them(archive: Path) -> 
 
 
 def test_the_quick_path_reads_as_the_library_does(archive: Path) -> None:
-    for number, (item, mail) in enumerate(zip(open_source(archive).items, open_source(archive), strict=True)):
-        name, raw = item  # type: ignore[misc]
+    for number, (name, raw) in enumerate(open_source(archive).items):  # type: ignore[misc]
         if number % 5 == 0:
+            mail = parse_message(raw, name)
             with patch.object(message, "_plain", return_value=None):
                 assert mail == parse_message(raw, name), name
 

@@ -103,7 +103,7 @@ def test_an_exported_adapter_is_the_same_bytes_and_loads(tmp_path: Path, model: 
 
 def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     metadata = replace(checkpoint.metadata, base_model="Qwen/Qwen3-0.6B", lora={"rank": 24, "alpha": 32})
-    card = model_card(metadata, "mail-agent", merged=False)
+    card = model_card(metadata, "mail-agent", format="adapter")
     assert 'base_model: "Qwen/Qwen3-0.6B"' in card
     assert "Accuracy 80.0% (95% interval 71.1% to 86.7%) on 100 validation questions, mean reward 0.912." in card
     assert "| learning_rate | 1e-05 |" in card and "| LoRA rank | 24 |" in card
@@ -111,16 +111,16 @@ def test_the_card_is_filled_from_metadata(checkpoint: Checkpoint) -> None:
     assert 'PeftModel.from_pretrained(base, "mail-agent")' in card
     limited = replace(metadata, settings={"agent": {"max_turns": 7, "max_tokens": 96, "temperature": 1.0}})
     config = '{"db": "mail.db", "max_turns": 7, "max_tokens": 96}'
-    assert f"EmailAgent(model, tokenizer, {config})" in model_card(limited, "x", merged=True)
+    assert f"EmailAgent(model, tokenizer, {config})" in model_card(limited, "x", format="merged")
     assert (
         "vllm serve Qwen/Qwen3-0.6B \\\n  --enable-lora --max-lora-rank 32 --lora-modules mail-agent=mail-agent" in card
     )
     assert ", measured at step 5, mean reward" in model_card(
-        replace(metadata, metrics=METRICS | {"evaluated_step": 5}), "x", merged=True
+        replace(metadata, metrics=METRICS | {"evaluated_step": 5}), "x", format="merged"
     )
-    merged = model_card(metadata, "mail-agent", merged=True)
+    merged = model_card(metadata, "mail-agent", format="merged")
     assert "vllm serve mail-agent --enable-auto-tool-choice" in merged and "PeftModel" not in merged
-    packaged = model_card(replace(metadata, base_model="nano", metrics={}), "x", merged=False)
+    packaged = model_card(replace(metadata, base_model="nano", metrics={}), "x", format="adapter")
     assert "base_model:" not in packaged and 'resolve_model("nano")' in packaged
     assert "No evaluation was recorded" in packaged
 

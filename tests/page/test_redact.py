@@ -131,8 +131,8 @@ def test_no_name_and_no_address_is_left_in_a_page(trajectory: Trajectory, tmp_pa
 def test_one_long_word_takes_no_quadratic_time() -> None:
     """A megabyte without a space would take an hour if every letter could begin an address of any length."""
     for text in ("q", "a@", "@", "\\", "/", "~", "/O=a", "C:", "A:\\b ", "&#0", "1"):
-        redactor = learned(text * 100_000, "ann@acme.com")
-        assert redactor.record("ann@acme.com").endswith(".example") and redactor.record(text * 100_000)
+        redactor = learned(text * 30_000, "ann@acme.com")
+        assert redactor.record("ann@acme.com").endswith(".example") and redactor.record(text * 30_000)
 
 
 def test_what_a_bad_line_holds_is_not_quoted(trajectory: Trajectory, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_pass_plays_the_same_questions_anew_and_a_resumed_run_sees_the_same(mo
     train, val, notes = gather(settings)
     count = len(train)
     assert 8 <= count <= 12 and notes[0].startswith(f"experts answered {count + len(val)} of ")
-    data = examples(train, val, settings, renderer, longest=100_000, workers=None)
+    data = examples(train, val, settings, renderer, longest=100_000, workers=1)
 
     def played(start: int) -> list[Example]:
         return [one for batch in itertools.islice(data.batches(start), 8 - start) for one in batch]

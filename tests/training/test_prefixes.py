@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training.updaters import LENGTHS, PAID, Make, assert_close, gradients, samples
 
-from emailrl.training.algorithms import ALGORITHMS
 from emailrl.training.batch import Layout, TrainingSample, micro_batches, shared_with_last, split
 
 
@@ -97,8 +96,10 @@ def test_halves_share_within_themselves_alone() -> None:
     assert batch.shared.tolist() == before
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
-def test_every_algorithm_is_the_same_however_its_samples_are_computed(make: Make, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["grpo", "dr_grpo", "gspo", "cispo", "ppo", "opd"]
+)  # the others compute as one of these
+def test_an_algorithm_is_the_same_however_its_samples_are_computed(make: Make, name: str) -> None:
     """With everything on: KL, correction, entropy, two passes, a trajectory in several samples, tool tokens."""
     made = [*family(), replace(samples()[1], trajectory_id="t0")]
     tool = [None, *made[0].sampler_logprobs[1:4], *[None] * (LENGTHS[0] - 4)]

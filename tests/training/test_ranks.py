@@ -122,7 +122,7 @@ SHARDED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world", "count"), [(2, 4), (3, 7), (4, 3)])
+@pytest.mark.parametrize(("world", "count"), [(3, 7), (4, 3)])
 def test_ranks_give_the_gradients_and_weights_of_one(world: int, count: int, compare: Callable[..., Any]) -> None:
     one, ranks = compare(world, count)
     moved = [(now - then).abs().max() for now, then in zip(one.weights, one.start, strict=True)]
@@ -138,8 +138,6 @@ def test_ranks_give_the_gradients_and_weights_of_one(world: int, count: int, com
         (2, 5, {"algorithm": "gspo", "num_mini_batches": 3}),
         (2, 5, {"max_grad_norm": 0.01, "reference": "start", "prefix_sharing": False, "packing": False}),
         (2, 5, {"algorithm": "ppo", "critic_warmup_steps": 3, "weight_decay": 0.1}),
-        (2, 5, {"algorithm": "opd", "num_mini_batches": 2}),
-        (2, 5, SHARDED),
         (3, 2, SHARDED | {"algorithm": "opd"}),
         (3, 2, SHARDED | {"packing": False, "gradient_checkpointing": "on"}),  # one rank has nothing to train
         (2, 4, SHARDED | {"algorithm": "ppo", "num_mini_batches": 2, "update_epochs": 2, "critic_warmup_steps": 1}),

@@ -27,7 +27,8 @@ class TransformersEngine:
     """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
     sets a version. ``stop_ids`` end a completion, as do those of the model's generation config. At most
     ``max_rows`` conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens``
-    (None: ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``) the key-value cache.
+    (None: ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``) the key-value cache;
+    a model that never ``trains`` may sample from rounded weights (see ``passes``).
     Identical requests give identical completions. Raises EmailRLError for a model with state other than the keys and
     values of all tokens."""
 
@@ -40,8 +41,9 @@ class TransformersEngine:
         max_model_len: int | None = None,
         max_pass_tokens: int | None = None,
         cache_bytes: int | None = None,
+        trains: bool = True,
     ) -> None:
-        self.weights = sampling_weights(model)
+        self.weights = sampling_weights(model, trains=trains)
         self._config = config = self.weights.model.config.get_text_config()
         if not has_full_attention(model):
             needed = "Batches in process need full attention in every layer"
@@ -61,7 +63,7 @@ class TransformersEngine:
         self._blocks = 0  # within the budget; the cache's own limit is lowered if memory runs out first
         self.schedule = Schedule(self.cache, max_rows)
         self._tell = cache(report)  # each line once
-        self.passes = Passes(self.weights, self.cache, self.max_model_len, max_pass_tokens)
+        self.passes = Passes(self.weights, self.cache, self.stop_ids, self.max_model_len, max_pass_tokens)
 
     def load_adapter(self, path: Path | None, version: str) -> None:
         """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache. On

@@ -3,7 +3,12 @@ the cache, then sample one token for each; logits exist at sampled positions onl
 probability exceeds the request's next uniform number (inverse CDF), so the i-th token depends only on the request's
 seed and logits, not on the rest of the batch. Small models get a separate copy with merged weights, which decodes
 faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
-accumulate. Large models are used directly, with the version's adapter active while sampling."""
+accumulate. Large models are used directly, with the version's adapter active while sampling.
+
+A model that only samples, on a CPU, is bound by reading its weights. There its layers multiply by float16 weights,
+which hold bf16 ones exactly down to 2⁻¹⁷ and whose products are summed in float32, and conversations guess their next
+tokens by prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding). A pass checks all guesses
+of a conversation at once, and each token is still the one that its logits and uniform number choose."""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ import copy
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +32,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.budget import BLOCK, PREFILL_TOKENS, blocks_of, merges
+from emailrl.engines.budget import BLOCK, LARGE_FROM, PREFILL_TOKENS, blocks_of, merges
 from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask
 from emailrl.model.fused import disable_fused
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
@@ -35,13 +40,16 @@ from emailrl.model.shard import is_sharded
 
 SAMPLER = "sampler"  # the adapter besides the trainer's
 UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
+PACKED_ROWS = 6  # as many tokens as the kernel for float16 weights multiplies by each weight that it reads
+ALIKE = 3  # tokens that a guess's beginning has in common with the end of the conversation
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many tokens cost as much as one more pass
 
 
 class MergedWeights:
-    """A model that shares the frozen base's tensors, except those an adapter changes."""
+    """A model that shares the frozen base's tensors, except those an adapter changes. With ``packs``, its linear layers
+    multiply by float16 copies of them."""
 
-    def __init__(self, base: nn.Module) -> None:
+    def __init__(self, base: nn.Module, *, packs: bool = False) -> None:
         frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
         disable_fused(self.model)
@@ -51,6 +59,7 @@ class MergedWeights:
                 self.model.set_submodule(name, module.get_base_layer())
         self.model.eval()
         self._frozen: dict[str, Tensor] = {}
+        self.packs, self._packed = packs, False
 
     def load(self, path: Path | None) -> None:
         """Compute the version's weights from the frozen ones in float32, rounded once."""
@@ -64,13 +73,21 @@ class MergedWeights:
         self._frozen = frozen
         for name, weight in (frozen | merged).items():
             self.model.get_submodule(name).register_parameter("weight", nn.Parameter(weight, requires_grad=False))
+        self._packed = False
 
     def active(self) -> AbstractContextManager[None]:
+        if self.packs and not self._packed:  # here, so that no version is packed that samples nothing
+            for layer in (module for module in self.model.modules() if isinstance(module, nn.Linear)):
+                packed = torch.ops.quantized.linear_prepack_fp16(layer.weight, layer.bias)
+                layer.forward = partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=packed)  # type: ignore[method-assign]
+            self._packed = True
         return nullcontext()  # the engine owns the model
 
 
 class SharedWeights:
     """The trainer's own model, with the version's adapter next to the one in training."""
+
+    packs = False
 
     def __init__(self, model: nn.Module) -> None:
         self.model: PreTrainedModel = model  # type: ignore[assignment]
@@ -128,12 +145,17 @@ Weights = MergedWeights | SharedWeights
 """A model with one version's weights, unchanged if ``load`` fails; in evaluation mode in the context ``active``."""
 
 
-def sampling_weights(model: nn.Module) -> Weights:
-    """Separate merged weights for a small model, the model itself for a large, quantized or sharded one."""
+def sampling_weights(model: nn.Module, *, trains: bool = True) -> Weights:
+    """Separate merged weights for a small model, packed if it never ``trains`` and float32 is read from memory; the
+    model itself for a large, quantized or sharded one."""
     base = causal_lm(model)
     quantized = getattr(base, "quantization_method", None) is not None
-    merged = merges(sum(parameter.numel() for parameter in base.parameters()), quantized=quantized)
-    return MergedWeights(base) if merged and not is_sharded(base) else SharedWeights(model)
+    size = sum(parameter.numel() for parameter in base.parameters())
+    if not merges(size, quantized=quantized) or is_sharded(base):
+        return SharedWeights(model)
+    on_cpu = device_of(base).type == "cpu" and base.dtype == torch.float32
+    can_pack = "fbgemm" in torch.backends.quantized.supported_engines
+    return MergedWeights(base, packs=not trains and size >= LARGE_FROM and on_cpu and can_pack)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -265,8 +287,15 @@ class Passes:
     """Runs the model of ``weights`` over conversations whose tables in ``cache`` cover their tokens. ``max_model_len``
     bounds positions, ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass."""
 
-    def __init__(self, weights: Weights, cache: BlockCache, max_model_len: int, max_pass_tokens: int | None) -> None:
-        self._weights, self._cache = weights, cache
+    def __init__(
+        self,
+        weights: Weights,
+        cache: BlockCache,
+        stop_ids: Collection[int],
+        max_model_len: int,
+        max_pass_tokens: int | None,
+    ) -> None:
+        self._weights, self._cache, self._stop_ids = weights, cache, stop_ids
         device = "cpu" if device_of(weights.model).type == "cpu" else "cuda"
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
@@ -303,18 +332,42 @@ class Passes:
             row.held += len(piece)
 
     def sample_next(self, running: Sequence[Conversation]) -> list[Conversation]:
-        """Sample one token for every conversation; returns them, the shortest first."""
+        """Sample one token for every conversation, and those after it that were guessed right; returns them, the
+        shortest first."""
         rows = sorted(running, key=lambda row: row.held)
         if not rows:  # no prompt fitted
             return []
-        inputs = self._inputs(rows, [row.tokens[-1:] for row in rows], fills=False)
-        logits: Tensor = self._weights.model(**inputs, logits_to_keep=1).logits[:, -1]
-        tokens, logprobs = sample(logits, [row.request.sampling for row in rows], [row.uniforms for row in rows])
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            row.held += 1
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
+        guesses = [self._guess(row, len(rows)) for row in rows]
+        new = 1 + max(map(len, guesses))
+        read = [row.tokens[-1:] + guess for row, guess in zip(rows, guesses, strict=True)]
+        ids = [tokens + [0] * (new - len(tokens)) for tokens in read]
+        inputs = self._inputs(rows, ids, fills=False)
+        logits: Tensor = self._weights.model(**inputs, logits_to_keep=new).logits
+        right = list(range(len(rows)))  # the rows whose guesses were right so far
+        for place in range(new):
+            at = logits[:, place] if len(right) == len(rows) else logits[right, place]
+            chosen = [rows[row] for row in right]
+            tokens, logprobs = sample(at, [row.request.sampling for row in chosen], [row.uniforms for row in chosen])
+            for row, token, logprob in zip(chosen, tokens, logprobs, strict=True):
+                row.held += 1
+                row.tokens.append(token)
+                row.logprobs.append(logprob)
+            right = [row for row, one in zip(right, tokens, strict=True) if read[row][place + 1 : place + 2] == [one]]
+            if not right:
+                break
         return rows
+
+    def _guess(self, row: Conversation, rows: int) -> list[int]:
+        """What followed where the conversation last had its latest tokens, up to a stop token; nothing if the model
+        would take longer over more tokens, or no block is free for them."""
+        most = min(PACKED_ROWS // rows - 1, row.request.sampling.max_tokens - len(row.logprobs) - 1)
+        most = min(most, self._last_position - len(row.tokens))
+        if not self._weights.packs or most < 1:
+            return []
+        guess = looked_up(row.tokens, most)
+        stop = next((place for place, token in enumerate(guess) if token in self._stop_ids), len(guess))
+        fits = self._cache.extend(row.blocks, len(row.tokens) + stop, spare=rows)
+        return guess[:stop] if fits else []
 
     def _inputs(self, rows: Sequence[Conversation], ids: list[list[int]], *, fills: bool) -> dict[str, Any]:
         """Place a pass over new tokens, shortest conversation first, in the cache; returns the model's arguments."""
@@ -328,6 +381,14 @@ class Passes:
             "past_key_values": self._cache,
             "use_cache": True,
         }
+
+
+def looked_up(tokens: Sequence[int], most: int) -> list[int]:
+    """At most ``most`` tokens that followed the latest earlier occurrence of the last ``ALIKE`` ones."""
+    tail, end = tokens[-ALIKE:], len(tokens) - ALIKE
+    starts = (start for start in range(end - 1, -1, -1) if tokens[start : start + ALIKE] == tail)
+    start = next(starts, end) + ALIKE
+    return list(tokens[start : start + most])
 
 
 def sample(

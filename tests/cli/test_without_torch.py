@@ -1,0 +1,52 @@
+"""What needs no model runs where torch is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import make_checkpoint, make_model
+
+from emailrl.questions.load import questions_file, read_jsonl, write_demo
+from emailrl.settings import StoreSettings
+
+BLOCKED = "raise ImportError('torch is blocked')\n"
+
+
+@pytest.fixture
+def folder(emailrl, tmp_path: Path) -> Path:
+    write_demo(tmp_path / "mail.db", settings=StoreSettings(), seed=42)
+    play = ("--model", "nano", "--db", "mail.db", "--limit", "1", "--num-generations", "1", "--out", "played.jsonl")
+    assert emailrl("rollout", *play)[0] == 0
+    make_checkpoint(tmp_path / "outputs/grpo_masked/best_model", make_model(tmp_path / "model"))
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked/torch.py").write_text(BLOCKED)
+    return tmp_path
+
+
+def test_commands_without_a_model_never_import_torch(folder: Path) -> None:
+    inbox = read_jsonl(questions_file(folder / "mail.db")).__next__().inbox_address
+    commands = [
+        "gen-db --source demo --db other.db",
+        "gen-questions --db other.db --out q.jsonl --limit 5",
+        "inspect-trajectory played.jsonl",
+        "report played.jsonl --html page.html",
+        "convert played.jsonl --to atif",
+        "checkpoints list",
+        "checkpoints show best",
+        "export --questions mail_questions.jsonl --out dataset",
+        "publish-env verifiers --out package",
+        "plan --help",
+        f"forget --inbox {inbox} --dry-run",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(folder / "blocked")}
+    failed = {}
+    for command in commands:
+        words = [sys.executable, "-m", "emailrl", *command.split()]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            failed[command] = done.stderr[-1500:]
+    assert failed == {}
