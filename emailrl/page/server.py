@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,16 +20,7 @@ from urllib.parse import parse_qs
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import dump, served_page
-from emailrl.page.place import (
-    Place,
-    file_record,
-    has_numbers,
-    name_of,
-    place_of,
-    run_record,
-    runs_in,
-    runs_record,
-)
+from emailrl.page.place import Place, file_record, has_numbers, name_of, place_of, run_record, runs_in, runs_record
 from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
 from emailrl.records.trajectory import notes_path
@@ -68,23 +59,21 @@ class Served:
 
     def rows(self, start: int, stop: int) -> list[Record]:
         """Return rows ``start`` up to but excluding ``stop`` of the last returned record, at most ``MAX_ROWS``."""
-        with self._lock:
-            parts = self._parts(start, min(stop, start + MAX_ROWS))
-            return [row for file, first, last in parts for row in file.rows(first, last)]
+        return self._listed(_File.rows, start, min(stop, start + MAX_ROWS))
 
     def texts(self, start: int, stop: int) -> list[Record]:
         """Return the conversations of these rows, at most ``MAX_TEXTS``, for the page's search."""
-        with self._lock:
-            parts = self._parts(start, min(stop, start + MAX_TEXTS))
-            return [text for file, first, last in parts for text in file.texts(first, last)]
+        return self._listed(_File.texts, start, min(stop, start + MAX_TEXTS))
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[_File, int, int]]:
-        """The files with these rows, and which of its own each holds."""
-        for file, count in self._shown:
-            yield file, max(start, 0), min(stop, count)
-            start, stop = start - count, stop - count
-            if stop <= 0:
-                break
+    def _listed(self, of: Callable[[_File, int, int], list[Record]], start: int, stop: int) -> list[Record]:
+        with self._lock:
+            found: list[Record] = []
+            for file, count in self._shown:
+                found += of(file, max(start, 0), min(stop, count))
+                start, stop = start - count, stop - count
+                if stop <= 0:
+                    break
+            return found
 
     def trajectory(self, name: str, offset: int) -> Record | None:
         """Return the full trajectory at a byte offset of a file of the run; None if there is none."""

@@ -109,12 +109,13 @@ def _has_looked(trajectory: Trajectory) -> bool:
     return trajectory.scenario.answerable or searched
 
 
-_UNMET = {
-    "found": "No search returned a source email.",
-    "read": "No source email was read.",
-    "no_invalid_id": "An email that does not exist was requested.",
-    "cited": "The source emails that the answer needs are not cited.",
+_FACTS = {
+    "found": ("ever_found_right_email", True, "No search returned a source email."),
+    "read": ("ever_read_right_email", True, "No source email was read."),
+    "no_invalid_id": ("ever_tried_to_read_invalid_email", False, "An email that does not exist was requested."),
+    "cited": ("sources_correct", True, "The source emails that the answer needs are not cited."),
 }
+"""Terms of one fact: its field in the rubric, the value that earns the term, and the reason without it."""
 
 
 def reasons(trajectory: Trajectory) -> dict[str, str]:
@@ -123,32 +124,25 @@ def reasons(trajectory: Trajectory) -> dict[str, str]:
     names = trajectory.reward_terms.keys() - {"overlong"}
     if names not in ({"outcome"}, {*ART_E_TERMS}) or "ran_out_of_turns" not in trajectory.rubric:
         return {}
-    fields = RewardWeightSettings.model_fields
-    words = {name: " ".join((field.description or "").split()) for name, field in fields.items()}
+    fields = RewardWeightSettings.model_fields.items()
+    words = {name: " ".join((field.description or "").split()).rstrip(".") for name, field in fields}
     rubric, scenario, case = trajectory.rubric, trajectory.scenario, _case(trajectory)
     looked = _has_looked(trajectory) or not rubric["answer_correct"]
-    said = {"outcome": words[case] if looked else 'Answer "I don\'t know" without a search.'}
+    said = {"outcome": f"{words[case]}." if looked else 'Answer "I don\'t know" without a search.'}
     if names == {"outcome"}:
         return said
-    is_right, cited = case == "reward_correct", rubric["num_sources"]
-    given = {
-        "found": rubric["ever_found_right_email"],
-        "read": rubric["ever_read_right_email"],
-        "no_invalid_id": not rubric["ever_tried_to_read_invalid_email"],
-        "cited": rubric["sources_correct"],
-    }
-    kinds = {"cited": "bonus_cited"} if is_right else {"cited": "bonus_cited_wrong"}
-    met = {name: words[kinds.get(name, f"bonus_{name}")] if on else _UNMET[name] for name, on in given.items()}
-    if not is_right:
-        return said | met | dict.fromkeys(("few_sources", "few_turns"), "Only a correct answer earns this.")
-    of = f"{min(len(scenario.message_ids), cited)} needed of {cited}" if scenario.needs_all else str(cited)
-    few = {
-        "few_sources": f"{words['bonus_few_sources'].rstrip('.')}: {of}." if cited else "The answer cites no email.",
-        "few_turns": f"{words['bonus_few_turns'].rstrip('.')}: {rubric['num_turns']} used.",
-    }
-    none = "Not given where the mailbox holds no answer."
-    rest = few if scenario.answerable else dict.fromkeys(few, none)
-    return said | dict.fromkeys(met, "Not given with a correct answer.") | {"cited": met["cited"]} | rest
+    words["bonus_cited"] = words["bonus_cited" if case == "reward_correct" else "bonus_cited_wrong"]
+    for name, (field, earns, otherwise) in _FACTS.items():
+        said[name] = f"{words[f'bonus_{name}']}." if rubric[field] == earns else otherwise
+    if case != "reward_correct":
+        return said | dict.fromkeys(("few_sources", "few_turns"), "Only a correct answer earns this.")
+    said |= dict.fromkeys(("found", "read", "no_invalid_id"), "Not given with a correct answer.")
+    if not scenario.answerable:
+        return said | dict.fromkeys(("few_sources", "few_turns"), "Not given where the mailbox holds no answer.")
+    cited = rubric["num_sources"]
+    of = f"{min(len(scenario.message_ids), cited)} needed of {cited}" if scenario.needs_all else cited
+    few = f"{words['bonus_few_sources']}: {of}." if cited else "The answer cites no email."
+    return said | {"few_sources": few, "few_turns": f"{words['bonus_few_turns']}: {rubric['num_turns']} used."}
 
 
 ENOUGH_WORDS = 3  # Keywords are joined by AND: every additional word makes an empty result likelier.
