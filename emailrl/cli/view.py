@@ -1,15 +1,16 @@
 """Serve the page of a run to browsers on this machine, while the run writes or afterwards.
 
 New steps and trajectories appear within seconds. The page is the one that report writes into a file, without its limit
-on size. Only this machine can open it, at the address printed here; from another machine, forward the port
-(ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765). Without trajectories, it waits for the first one, e.g. from
-`emailrl train` or `emailrl rollout`. Ctrl-C ends it.
+on size; of a folder with several runs, it has their curves over each other. Only this machine can open it, at the
+address printed here; from another machine, forward the port (ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765).
+Without trajectories, it waits for the first one, e.g. from `emailrl train` or `emailrl rollout`. Ctrl-C ends it.
 
 Examples:
 
 \b
   emailrl view
   emailrl view outputs/grpo_masked --port 8765
+  emailrl view outputs
   emailrl view outputs/rollouts/rollout-001.jsonl
 """
 
@@ -28,7 +29,8 @@ from emailrl.cli.output import say
 
 def view(
     run: Annotated[
-        Path | None, Argument(help="Folder of a run or benchmark, or a trajectory file. Default: the newest run.")
+        Path | None,
+        Argument(help="Folder of a run, benchmark or several runs, or trajectory file. Default: newest run."),
     ] = None,
     port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
@@ -49,12 +51,12 @@ def view(
 
 def _wait_for(run: Path | None, output_dir: Path, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
     """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
-    from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots
+    from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots, runs_in
 
     if run is not None:
         if not run.exists():
             raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
-        if has_numbers(run):
+        if has_numbers(run) or len(runs_in(run)) > 1:
             return run, ""
         check_searchable(run)
     is_told = False

@@ -108,7 +108,8 @@ def _several(names: list[str]) -> str:
 
 _CHUNK_BYTES = 400_000  # trajectory JSON that the page unpacks at a time
 SCRIPTS: Final = (
-    "data", "dom", "state", "charts", "overview", "runs", "list", "conversation", "tokens", "detail", "about", "main",
+    "data", "dom", "state", "search", "zoom", "charts", "overview", "runs", "list", "conversation", "tokens",
+    "detail", "through", "about", "main",
 )  # fmt: skip
 """The page's scripts in the order in which they are joined into one."""
 

@@ -58,9 +58,11 @@ function tickText(value, show) {
 // lines: [{name, points: [{x, y, low?, high?}], kind: "line" | "dots"}]; show: formats a value.
 function lineChart(title, lines, { show = number, note = "", zero = false, smooth = false } = {}) {
   const recorded = lines.map((line) => ({ ...line, points: line.points.filter((point) => point.y !== null && point.y !== undefined) }));
-  const drawn = recorded.map((line) => ({ ...line, points: thinned(line.points) }));
+  if (!recorded.some((line) => line.points.length)) return null;
+  const chosen = recorded.map((line) => ({ ...line, points: within(line.points) }));
+  const drawn = chosen.map((line) => ({ ...line, points: thinned(line.points) }));
   const points = drawn.flatMap((line) => line.points);
-  if (!points.length) return null;
+  if (!points.length) return outOfZoom(title);
   const xs = points.map((point) => point.x);
   const lows = points.map((point) => point.low ?? point.y);
   const highs = points.map((point) => point.high ?? point.y);
@@ -75,8 +77,10 @@ function lineChart(title, lines, { show = number, note = "", zero = false, smoot
   });
   const entries = drawn.map((line, index) => line.points.length && el("span", { class: `key series-${line.series ?? index}` }, outside(line.name))).filter(Boolean);
   const keys = entries.length > 1 ? el("p", { class: "keys" }, entries) : null;
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, recorded.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, chosen.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
 }
+
+const outOfZoom = (title) => el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title })), el("p", { class: "note", text: "No value in these steps." }));
 
 function makeFrame(xLow, xHigh, yLow, yHigh) {
   const pad = (yHigh - yLow) * 0.06 || Math.abs(yHigh) * 0.1 || 0.5;
@@ -170,9 +174,11 @@ function follow(picture, frame, steps, cursor, tell) {
   const show = (step) => linked.forEach((each) => each(step));
   picture.addEventListener("pointermove", (event) => show(stepAt(event)));
   picture.addEventListener("pointerleave", (event) => event.pointerType === "touch" || show(null));
+  const isDrag = dragToZoom(picture, frame, stepAt);
   if (!data.rows.length) return;
   picture.classList.add("opens");
   picture.addEventListener("click", (event) => {
+    if (isDrag()) return;
     const step = stepAt(event);
     show(step);
     if (event.pointerType === "touch" && read !== step) read = step;
@@ -182,7 +188,9 @@ function follow(picture, frame, steps, cursor, tell) {
 
 // columns: [{x, parts: {name: value}}]
 function stackChart(title, all, { show = number, note = "", least = 0 } = {}) {
-  const columns = thinnedColumns(all);
+  if (!all.length) return null;
+  const columns = thinnedColumns(within(all));
+  if (!columns.length) return outOfZoom(title);
   const names = [...new Set(columns.flatMap((column) => Object.keys(column.parts).filter((name) => column.parts[name] > least)))];
   if (!names.length) return null;
   const totals = columns.map((column) => sum(names.map((name) => column.parts[name] || 0)));
@@ -211,5 +219,5 @@ function stackChart(title, all, { show = number, note = "", least = 0 } = {}) {
   picture.append(cursor);
   follow(picture, frame, columns.map((column) => column.x), cursor, tell);
   const keys = el("p", { class: "keys" }, names.map((name, index) => el("span", { class: `key series-${index % 6}`, text: name })));
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, all));
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, within(all)));
 }

@@ -57,7 +57,7 @@ async function refresh({ most = Infinity, tell = () => {} } = {}) {
   const before = data.run ? data.run.files : [];
   let same = 0;
   while (same < before.length && same < run.files.length && sameFile(before[same], run.files[same])) same += 1;
-  const isSame = data.run && same === run.files.length && same === before.length && run.steps.length === data.run.steps.length && run.status?.state === data.run.status?.state && run.pair?.after.trajectories === data.run.pair?.after.trajectories;
+  const isSame = data.run && same === run.files.length && same === before.length && extent(run) === extent(data.run) && run.status?.state === data.run.status?.state && run.pair?.after.trajectories === data.run.pair?.after.trajectories;
   if (isSame && data.rows.length === run.total) {
     data.run.status = run.status;
     return false;
@@ -75,6 +75,7 @@ async function refresh({ most = Infinity, tell = () => {} } = {}) {
   return true;
 }
 
+const extent = (run) => [run, ...(run.runs ?? [])].map((each) => each.steps.length + each.evaluations.length).join();
 const sameFile = (one, other) => one.name === other.name && one.count === other.count && one.bytes === other.bytes;
 
 const details = new Map();

@@ -12,18 +12,20 @@ async function showDetail(pane) {
       : [el("p", { class: "large", text: "No trajectories" }), el("p", { class: "note", text: "This run kept none. The overview shows its metrics." })]));
     return;
   }
+  if (state.side === "through") return showThrough(pane, row).catch((error) => pane.replaceChildren(unreadable(error)));
   const members = state.side === "group" ? groupOf(row) : state.side === "question" ? sameQuestion(row) : null;
   let found;
   try {
     found = await Promise.all((members || [row]).map(detailOf));
   } catch (error) {
-    if (request === asked) pane.replaceChildren(el("p", { class: "loading", role: "alert" }, outside(`This trajectory could not be read: ${error.message}`)));
+    if (request === asked) pane.replaceChildren(unreadable(error));
     return;
   }
   if (request !== asked) return;
   const content = members ? sideBySide(row, members, found) : trajectory(row, found[0]);
   const same = pane.dataset.shown === `${state.t} ${state.side}`;
   pane.dataset.shown = `${state.t} ${state.side}`;
+  showFound(content);
   if (same) return replaceKept(pane, content);
   const hadFocus = pane.contains(document.activeElement);
   pane.replaceChildren(content);
@@ -34,11 +36,18 @@ async function showDetail(pane) {
 // The address names a trajectory that is not in this page.
 const missing = () => [el("p", { class: "large", text: "This trajectory is not here" }), el("p", { class: "note" }, "The address names ", outside(state.t, "code"), data.rows.length < data.run.total ? ", which may still be loading." : data.run.left_out.length ? ", which may be left out of this page (see Overview)." : ", which this page does not hold.")];
 
-// A question's evaluations and other occurrences, by step.
-function sameQuestion(row) {
+const unreadable = (error) => el("p", { class: "loading", role: "alert" }, outside(`This trajectory could not be read: ${error.message}`));
+
+// A question's evaluations, or all its trajectories if it is of training or has only one, by step.
+function occurrences(row) {
   const all = data.questions.get(row.scenario) || [row];
   const measured = all.filter((each) => each.source !== "step");
-  const chosen = measured.length > 1 && row.source !== "step" ? measured : all;
+  return measured.length > 1 && row.source !== "step" ? measured : all;
+}
+
+// As many of them as stand side by side.
+function sameQuestion(row) {
+  const chosen = occurrences(row);
   if (chosen.length <= MOST_COLUMNS) return chosen;
   const near = chosen.indexOf(row);
   return [...new Set([chosen[0], ...chosen.slice(Math.max(1, near - 2), near + 3), chosen.at(-1)])];
@@ -90,7 +99,7 @@ function strip(title, rows, current, side, nameOf) {
   const shown = rows.slice(from, from + MOST_IN_STRIP);
   const links = shown.map((row, index) => el("a", { class: "member", href: address({ t: keyOf(row), side: null }), "aria-current": row === current ? "true" : null }, verdictMark(row), el("span", { class: "under", text: nameOf(row, from + index) }), el("span", { class: "reward", text: number(row.reward, 2) })));
   const rest = rows.length > shown.length ? el("span", { class: "note", text: `${shown.length} of ${rows.length}` }) : null;
-  return el("div", { class: "strip" }, el("span", { class: "who", text: title }), el("div", { class: "members" }, links), rest, el("a", { class: "side-link", href: address({ t: keyOf(current), side }), "aria-label": `${title}, side by side`, text: "Side by side" }));
+  return el("div", { class: "strip" }, el("span", { class: "who", text: title }), el("div", { class: "members" }, links), rest, el("a", { class: "side-link", href: address({ t: keyOf(current), side }), "aria-label": `${title}, side by side`, text: "Side by side" }), side === "question" ? el("a", { class: "side-link", href: address({ t: keyOf(current), side: "through" }), text: "One by one" }) : null);
 }
 
 function evidenceSection(detail) {
@@ -103,12 +112,14 @@ function evidenceSection(detail) {
   return section("Evidence", null, gold.length ? el("ul", { class: "evidence" }, items) : null, rest);
 }
 
+// Each term with its reason, where the reward is one whose terms have reasons; else only those that count.
 function rewardSection(row, detail) {
-  const terms = Object.entries(detail.terms).filter(([name, value]) => value || name === "outcome");
+  const { reasons } = detail;
+  const terms = Object.entries(detail.terms).filter(([name, value]) => value || name === "outcome" || reasons[name]);
   if (!terms.length) return null;
   const low = Math.min(0, ...terms.map(([, value]) => value));
   const high = Math.max(0, ...terms.map(([, value]) => value));
-  const lines = terms.map(([name, value]) => el("tr", {}, outside(name.replaceAll("_", " "), "th", { scope: "row" }), el("td", {}, bar(value, low, high)), el("td", { class: "amount", text: signed(value) })));
+  const lines = terms.map(([name, value]) => el("tr", { class: value ? null : "zero-term" }, el("th", { scope: "row" }, outside(name.replaceAll("_", " ")), reasons[name] ? outside(reasons[name], "span", { class: "under block" }) : null), el("td", {}, bar(value, low, high)), el("td", { class: "amount", text: signed(value) })));
   lines.push(el("tr", { class: "total" }, el("th", { scope: "row", text: "reward" }), el("td"), el("td", { class: "amount", text: number(row.reward) })));
   return section("Reward", null, el("table", { class: "terms" }, el("tbody", {}, lines)));
 }
@@ -124,14 +135,14 @@ function pairTable(pairs) {
   return el("table", { class: "pairs" }, el("tbody", {}, shown.map(([name, value]) => el("tr", {}, outside(name, "th", { scope: "row" }), outside(typeof value === "boolean" ? (value ? "yes" : "no") : textOf(value), "td")))));
 }
 
-// Where a rollout leaves the one it stands beside: the first token that differs, with a few before it.
-function firstDifference(one, other) {
+// Where a rollout leaves another: the first token that differs, with a few before it.
+function firstDifference(one, other, name = "this trajectory") {
   const [mine, theirs] = [one, other].map((detail) => detail.samples[0]);
   if (!mine?.ids || !theirs?.ids) return el("p", { class: "note" });
   const at = theirs.ids.findIndex((id, index) => id !== mine.ids[index]);
-  if (at < 0 || !theirs.mask[at]) return el("p", { class: "note", text: at < 0 ? "The same tokens as this trajectory." : "Another prompt than this trajectory's." });
+  if (at < 0 || !theirs.mask[at]) return el("p", { class: "note", text: at < 0 ? `The same tokens as ${name}.` : `Another prompt than ${name} had.` });
   const before = Array.from({ length: Math.min(4, at) }, (_, index) => pieceOf(theirs, at - Math.min(4, at) + index)).join("");
-  return el("p", { class: "note" }, `Leaves this trajectory at token ${at}: `, outside(before), outside(pieceOf(theirs, at), "mark"), " instead of ", mine.ids[at] === undefined ? "its end" : outside(pieceOf(mine, at), "code"));
+  return el("p", { class: "note" }, `Leaves ${name} at token ${at}: `, outside(before), outside(pieceOf(theirs, at), "mark"), " instead of ", mine.ids[at] === undefined ? "its end" : outside(pieceOf(mine, at), "code"));
 }
 
 function sideBySide(row, members, found) {

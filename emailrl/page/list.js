@@ -1,12 +1,15 @@
-// The list of trajectories: filters, a histogram of rewards that filters, and a virtualized list of rows.
+// The list of trajectories: filters, a histogram of rewards that filters, and a virtualized list of rows, which may be
+// collapsed into a row per question.
 
 const ROW_HEIGHT = 66;
 const BINS = 12;
 const VERDICTS = { correct: "✓", wrong: "✗", "did not know": "?", "no answer": "–", crashed: "!", "not judged": "·" };
-const list = { rows: [], box: null, canvas: null, drawn: new Map() };
+// rows: what the filters select; items: what the list shows of them, each with a key; cursor: the key of the item that
+// the arrow keys have reached, if it is a question.
+const list = { rows: [], items: [], box: null, canvas: null, drawn: new Map(), unfolded: new Set(), cursor: null, followed: null };
 
 function listPane() {
-  const pane = el("div", { class: "pane list-pane" }, el("h1", { class: "sr", text: "Trajectories" }), filterBar(), el("div", { id: "rewards" }), el("p", { class: "counted", id: "counted" }));
+  const pane = el("div", { class: "pane list-pane" }, el("h1", { class: "sr", text: "Trajectories" }), filterBar(), el("div", { id: "rewards" }), el("div", { class: "counted" }, el("p", { id: "counted" }), el("button", { type: "button", id: "by-question", class: "toggle", text: "By question", onclick: () => go({ rows: state.rows ? null : "question" }, { replace: true }) })));
   list.box = el("div", { class: "rows", tabindex: "0", role: "listbox", "aria-label": "Trajectories", id: "rows" });
   list.canvas = el("div", { class: "canvas", role: "presentation" });
   list.box.append(list.canvas);
@@ -18,10 +21,21 @@ function listPane() {
 }
 
 function updateList({ follow = true } = {}) {
-  list.rows = sorted(selected());
-  list.places = new Map(list.rows.map((row, place) => [keyOf(row), place]));
+  const byQuestion = state.rows === "question";
+  const groups = [...groupedBy(sorted(selected()), (row) => (byQuestion ? row.scenario : ""))];
+  list.rows = groups.flatMap(([, rows]) => rows);
+  if (follow && state.t !== list.followed) {
+    [list.followed, list.cursor] = [state.t, null];
+    if (openRow()) list.unfolded.add(openRow().scenario);
+  }
+  const own = (rows) => rows.map((row) => ({ key: keyOf(row), row }));
+  list.items = groups.flatMap(([scenario, rows]) => (byQuestion ? [{ key: `question ${scenario}`, scenario, rows }, ...(list.unfolded.has(scenario) ? own(rows) : [])] : own(rows)));
+  list.places = new Map(list.items.map(({ key }, place) => [key, place]));
+  list.limits = list.rows.reduce(([low, high], { reward }) => [Math.min(low, reward), Math.max(high, reward)], [0, 0]);
+  list.box.setAttribute("role", byQuestion ? "tree" : "listbox");
+  document.getElementById("by-question").setAttribute("aria-pressed", String(byQuestion));
   const total = data.rows.length;
-  const text = (list.rows.length === total ? "" : `${list.rows.length.toLocaleString("en")} of `) + plural(total, "trajectory", "trajectories");
+  const text = (list.rows.length === total ? "" : `${list.rows.length.toLocaleString("en")} of `) + plural(total, "trajectory", "trajectories") + (byQuestion ? ` of ${plural(groups.length, "question")}` : "");
   const counted = document.getElementById("counted");
   const nothing = total && !list.rows.length ? ": no trajectory matches the filters" : "";
   counted.textContent = text + nothing + (data.run.left_out.length ? " (some are left out: see Overview)" : "");
@@ -29,12 +43,19 @@ function updateList({ follow = true } = {}) {
   counted.dataset.said = text;
   const picked = state.rmin !== undefined ? [Number(state.rmin), Number(state.rmax)] : null;
   replaceKept(document.getElementById("rewards"), histogram(selected(["rmin", "rmax"]), picked, (low, high) => go({ rmin: low, rmax: high }, { replace: true })));
-  list.canvas.style.height = `${list.rows.length * ROW_HEIGHT}px`;
+  list.canvas.style.height = `${list.items.length * ROW_HEIGHT}px`;
   if (follow) showOpenRow();
   drawRows(true);
 }
 
-const openPlace = () => (state.t && list.places ? list.places.get(state.t) ?? -1 : -1);
+// While a search reads the conversations, the list grows.
+function tellRead(share) {
+  if (state.view !== "list") return;
+  updateList({ follow: false });
+  if (share !== null) document.getElementById("counted").append(el("span", { id: "reading", text: `, ${percent(share)} searched` }));
+}
+
+const openPlace = () => list.places?.get(list.cursor ?? state.t) ?? -1;
 
 function showOpenRow() {
   const place = openPlace();
@@ -47,9 +68,9 @@ function showOpenRow() {
 
 // Reuses visible nodes, so that scrolling creates only the few new rows.
 function drawRows(anew = false) {
-  const { box, canvas, rows, drawn } = list;
+  const { box, canvas, items, drawn } = list;
   const first = Math.max(0, Math.floor(box.scrollTop / ROW_HEIGHT) - 6);
-  const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW_HEIGHT) + 6);
+  const last = Math.min(items.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW_HEIGHT) + 6);
   if (anew === true) {
     canvas.replaceChildren();
     drawn.clear();
@@ -62,7 +83,7 @@ function drawRows(anew = false) {
   const added = [];
   for (let place = first; place < last; place += 1) {
     if (drawn.has(place)) continue;
-    drawn.set(place, rowNode(rows[place], place));
+    drawn.set(place, itemNode(items[place], place));
     added.push(drawn.get(place));
   }
   canvas.append(...added);
@@ -71,17 +92,51 @@ function drawRows(anew = false) {
   else box.removeAttribute("aria-activedescendant");
 }
 
-function rowNode(row, place) {
-  const file = fileOf(row);
-  const node = el("div", { class: "row", role: "option", id: `row-${place}`, "aria-setsize": list.rows.length, "aria-posinset": place + 1, "aria-selected": String(keyOf(row) === state.t) },
-    verdictMark(row),
+function itemNode({ key, row, scenario, rows }, place) {
+  const byQuestion = state.rows === "question";
+  const isOpen = rows ? list.unfolded.has(scenario) : null;
+  const node = el("div", { class: rows ? "row of-question" : byQuestion ? "row inner" : "row", role: byQuestion ? "treeitem" : "option", id: `row-${place}`, "aria-setsize": list.items.length, "aria-posinset": place + 1, "aria-level": byQuestion ? (rows ? 1 : 2) : null, "aria-expanded": isOpen === null ? null : String(isOpen), "aria-selected": String(key === (list.cursor ?? state.t)) }, rows ? questionParts(rows, isOpen) : rowParts(row));
+  node.style.transform = `translateY(${place * ROW_HEIGHT}px)`;
+  node.addEventListener("click", () => (rows ? unfold({ key, scenario }) : open(row)));
+  return node;
+}
+
+function rowParts(row) {
+  return [verdictMark(row),
     el("div", { class: "what" },
       outside(row.question, "div", { class: "question" }),
-      el("div", { class: "under" }, outside(shortLabel(row, file)), row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" }))),
-    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMarks(row)));
-  node.style.transform = `translateY(${place * ROW_HEIGHT}px)`;
-  node.addEventListener("click", () => open(row));
-  return node;
+      el("div", { class: "under" }, outside(shortLabel(row, fileOf(row))), foundIn(row) ?? (row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" })))),
+    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMarks(row))];
+}
+
+function questionParts(rows, isOpen) {
+  const right = rows.filter((row) => row.verdict === "correct").length;
+  return [el("span", { class: "chevron", "aria-hidden": "true", text: isOpen ? "▾" : "▸" }),
+    el("div", { class: "what" }, outside(rows[0].question, "div", { class: "question" }), rewardDots(rows)),
+    el("div", { class: "worth" }, el("span", { class: "reward", text: `${right}/${rows.length}` }), el("span", { class: "under", text: `mean ${number(mean(rows.map((row) => row.reward)), 2)}` }))];
+}
+
+const MOST_DOTS = 30;
+
+// A question's rewards from left to right in the order of the list, higher ones higher, full if the answer was correct.
+function rewardDots(rows) {
+  const size = Math.ceil(rows.length / MOST_DOTS);
+  const shown = rows.filter((_, index) => index % size === 0);
+  const height = scaleOf(...list.limits, 19, 5);
+  const rewards = rows.map((row) => row.reward);
+  const label = `${plural(rows.length, "reward")} from ${number(Math.min(...rewards), 2)} to ${number(Math.max(...rewards), 2)}${size > 1 ? `, every ${size}th as a dot` : ""}`;
+  const width = 9 * MOST_DOTS;
+  return svg("svg", { class: "dots", viewBox: `0 0 ${width} 24`, width, height: 24, role: "img", "aria-label": label },
+    svg("title", { text: label }), svg("line", { class: "grid", x1: 0, x2: 9 * shown.length, y1: height(0), y2: height(0) }),
+    shown.map((row, index) => svg("circle", { class: row.verdict === "correct" ? "right" : "wrong", cx: 5 + 9 * index, cy: height(row.reward).toFixed(1), r: 3.2 })));
+}
+
+// Opens or closes a question's rows, and puts the cursor on it.
+function unfold({ key, scenario }, isOpen = !list.unfolded.has(scenario)) {
+  list.unfolded[isOpen ? "add" : "delete"](scenario);
+  list.cursor = key;
+  updateList({ follow: false });
+  showOpenRow();
 }
 
 function shortLabel(row, file) {
@@ -107,12 +162,16 @@ const open = (row) => go({ view: "list", t: keyOf(row) });
 
 function step(by) {
   const place = openPlace();
-  const next = place < 0 ? 0 : Math.min(list.rows.length - 1, Math.max(0, place + by));
-  if (list.rows[next]) go({ view: "list", t: keyOf(list.rows[next]) }, { replace: place >= 0 });
+  const next = list.items[place < 0 ? 0 : Math.min(list.items.length - 1, Math.max(0, place + by))];
+  if (!next) return;
+  list.cursor = next.row ? null : next.key;
+  if (next.row) go({ view: "list", t: next.key }, { replace: place >= 0 });
+  showOpenRow();
+  drawRows(true);
 }
 
 function stepToFailure(by) {
-  for (let place = openPlace() + by; place >= 0 && place < list.rows.length; place += by) {
+  for (let place = list.rows.findIndex((row) => keyOf(row) === state.t) + by; place >= 0 && place < list.rows.length; place += by) {
     if (list.rows[place].failure) return go({ t: keyOf(list.rows[place]) }, { replace: true });
   }
   announce("No further failure in this direction");
@@ -121,16 +180,23 @@ function stepToFailure(by) {
 function listKeys(event) {
   const page = Math.max(1, Math.floor(list.box.clientHeight / ROW_HEIGHT) - 1);
   const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
-  if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const item = state.rows === "question" ? list.items[openPlace()] : null;
+  const folds = { Enter: undefined, " ": undefined, ArrowRight: true, ArrowLeft: false };
+  if (item && event.key in folds) {
+    if (item.rows) unfold(item, folds[event.key]);
+    else if (event.key === "ArrowLeft") unfold({ key: `question ${item.row.scenario}`, scenario: item.row.scenario }, false);
+    else return;
+  } else if (event.key in moves) step(moves[event.key]);
+  else return;
   event.preventDefault();
   event.stopPropagation();
-  step(moves[event.key]);
 }
 
 function filterBar() {
   const bar = el("form", { class: "filters", role: "search", "aria-label": "Filter trajectories" });
   bar.addEventListener("submit", (event) => event.preventDefault());
-  const search = el("input", { type: "search", id: "search", placeholder: "Search questions, answers, ids", "aria-label": "Search questions, answers and ids", value: state.q || "" });
+  const search = el("input", { type: "search", id: "search", placeholder: "Search questions, calls, mail, answers", "aria-label": "Search questions, calls, mail, answers and ids", value: state.q || "" });
   search.addEventListener("input", () => go({ q: search.value || null }, { replace: true }));
   bar.append(search, el("div", { class: "choices" },
     choice("file", "Source", data.run.files.filter((file) => file.count && !file.left_out).map((file) => [file.name, plain(file.label)])),

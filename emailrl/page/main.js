@@ -30,6 +30,7 @@ function showList(main) {
   markOpen("list");
   updateFilters();
   updateList();
+  readTexts(tellRead).catch(unread);
   showDetail(document.getElementById("detail")).catch(failed);
 }
 
@@ -55,7 +56,7 @@ function switchTheme() {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
 }
 
-const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
+const KEYS = [["j / k, ↓ / ↑", "next and previous trajectory"], ["n / N", "next and previous failure"], ["→ / ←, Enter", "unfold and fold a question in the list"], ["[ / ]", "previous and next member of the group"], ["g", "the group side by side"], ["b", "the same question, before and after"], ["t, then ← / →", "the same question, one evaluation after the other"], ["+ / − / 0", "fewer, more and all steps in the curves"], ["/", "search"], ["1 / 2 / 3", "Overview, Trajectories, Settings"], ["Esc", "back"], ["?", "this help"]];
 
 function showHelp() {
   const dialog = document.getElementById("help");
@@ -89,8 +90,10 @@ const COMMANDS = {
   "[": () => moveInGroup(-1), "]": () => moveInGroup(1),
   g: () => openRow() && go({ side: state.side === "group" ? null : "group" }),
   b: () => openRow() && go({ side: state.side === "question" ? null : "question" }),
+  t: () => openRow() && go({ side: state.side === "through" ? null : "through" }),
   "/": () => { if (state.view !== "list") go({ view: "list" }); document.getElementById("search").focus(); },
   1: () => go({ view: "overview", t: null, side: null }), 2: () => go({ view: "list" }), 3: () => go({ view: "about", t: null, side: null }),
+  "+": () => zoomBy(0.5), "-": () => zoomBy(2), 0: () => zoom(...allSteps()),
   "?": showHelp,
 };
 
@@ -103,7 +106,7 @@ function onKey(event) {
     event.preventDefault();
     return step(event.key === "ArrowDown" ? 1 : -1);
   }
-  if (!singleKeys || !(event.key in COMMANDS)) return;
+  if (!singleKeys || !(event.key in COMMANDS) || ("+-0".includes(event.key) && shownView !== "overview")) return;
   if ("jknN".includes(event.key) && state.view !== "list") go({ view: "list" });
   event.preventDefault();
   COMMANDS[event.key]();
@@ -119,7 +122,10 @@ function redraw() {
   if (!filters.contains(document.activeElement)) filters.replaceWith(filterBar());
   updateFilters();
   updateList({ follow: false });
+  readTexts(tellRead).catch(unread);
 }
+
+const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
 const LONGEST_SILENCE = 120;

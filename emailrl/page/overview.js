@@ -6,7 +6,7 @@ function overview() {
   if (run.kind === "runs") return runsOverview();
   const parts = [heading(), leftOut(), hero()];
   const charts = curves();
-  if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, el("div", { class: "charts" }, charts), stepTable()));
+  if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div", { class: "charts" }, charts), stepTable()));
   if (run.results.length > 1) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
   parts.push(failures(), changes(), rewardOverview());
   return el("div", { class: "overview" }, parts);

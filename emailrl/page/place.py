@@ -103,6 +103,11 @@ def has_numbers(folder: Path) -> bool:
     return any(file.is_file() and file.stat().st_size for file in files)
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders directly in ``folder`` with a run's metrics, by name."""
+    return sorted(each.parent for each in folder.glob("*/metrics.jsonl") if each.is_file() and each.stat().st_size)
+
+
 def position_in(index: TrajectoryIndex, position: int) -> int:
     """Return a position counted from the file's start, -1 being the last; ``UsageError`` if it is out of range."""
     if not (count := len(index)):

@@ -19,7 +19,7 @@ const RUN_COLUMNS = {
   tokens: [(run) => sum(run.steps.map((step) => step.total_tokens || 0)) || null, (value) => number(value, 0)],
 };
 
-const redrawRuns = (changes) => {
+const redrawOverview = (changes) => {
   go(changes, { replace: true });
   replaceKept(document.getElementById("main"), overview());
 };
@@ -44,15 +44,15 @@ function runsOverview() {
   ];
   return el("div", { class: "overview" }, el("div", { class: "heading" }, outside(data.run.title, "h1"), el("p", { class: "lead", text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), leftOut(),
     section("Compared", "Best, last and area (the mean over the steps) are of validation accuracy; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),
-    section("Curves", null, runControls(settings, by, smooth), el("div", { class: "charts" }, charts.filter(Boolean))));
+    section("Curves", null, zoomControls(), runControls(settings, by, smooth), el("div", { class: "charts" }, charts.filter(Boolean))));
 }
 
 function runControls(settings, by, smooth) {
   const select = el("select", { id: "by" }, el("option", { value: "", text: "run" }), settings.map((name) => el("option", { value: name, selected: name === by, text: name.replaceAll("_", " ") })));
-  select.addEventListener("change", () => redrawRuns({ by: select.value || null }));
+  select.addEventListener("change", () => redrawOverview({ by: select.value || null }));
   const toggle = el("input", { type: "checkbox", id: "smooth" });
   toggle.checked = smooth;
-  toggle.addEventListener("change", () => redrawRuns({ smooth: toggle.checked ? "yes" : null }));
+  toggle.addEventListener("change", () => redrawOverview({ smooth: toggle.checked ? "yes" : null }));
   return el("p", { class: "controls" }, el("label", {}, "Color by ", select), el("label", {}, toggle, " Smooth; the raw line stays"));
 }
 
@@ -69,7 +69,7 @@ function runTable(runs, settings, series) {
   }
   const head = columns.map(([name]) => {
     const isOn = state.order === name;
-    return el("th", { scope: "col", "aria-sort": isOn ? (state.reverse ? "ascending" : "descending") : null }, el("button", { type: "button", text: name.replaceAll("_", " "), onclick: () => redrawRuns({ order: name, reverse: isOn && !state.reverse ? "yes" : null }) }));
+    return el("th", { scope: "col", "aria-sort": isOn ? (state.reverse ? "ascending" : "descending") : null }, el("button", { type: "button", text: name.replaceAll("_", " "), onclick: () => redrawOverview({ order: name, reverse: isOn && !state.reverse ? "yes" : null }) }));
   });
   const body = order.map((index) => el("tr", {}, el("th", { scope: "row" }, el("span", { class: `key series-${series[index]}` }, outside(runs[index].title))), columns.map(([, [of, show]]) => outside(show(of(runs[index])), "td"))));
   return scroller("Runs", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "run" }), head)), el("tbody", {}, body)));

@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,16 +20,17 @@ from urllib.parse import parse_qs
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import dump, served_page
-from emailrl.page.place import Place, file_record, name_of, place_of, run_record
-from emailrl.page.shapes import TokenTexts, detail, fitting_tokenizer, rows, tokenizer_folders
+from emailrl.page.place import Place, file_record, has_numbers, name_of, place_of, run_record, runs_in, runs_record
+from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
 from emailrl.records.trajectory import notes_path
 
-MAX_ROWS = 5000  # maximum rows per response
+MAX_ROWS, MAX_TEXTS = 5000, 500  # maximum rows and conversations per response
 
 
 class Served:
-    """Reads a run or file that may still be growing; thread-safe. ``UsageError`` if there is no trajectory."""
+    """Reads a run or file that may still be growing, or the numbers of several runs in one folder; thread-safe.
+    ``UsageError`` if there is no trajectory."""
 
     def __init__(self, path: Path, *, model_name: str) -> None:
         self._path, self._model_name = path, model_name
@@ -37,10 +38,13 @@ class Served:
         self._shown: list[tuple[_File, int]] = []
         """The files of the last returned record, with their trajectory counts."""
         self._lock = threading.Lock()
-        self.place: Place = place_of(path)
+        self._compares = not has_numbers(path) and len(runs_in(path)) > 1
+        self.place = Place(path, ()) if self._compares else place_of(path)
 
     def run(self) -> Record:
         """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""
+        if self._compares:
+            return runs_record(runs_in(self._path))
         with self._lock:
             self.place = place_of(self._path)
             for path in self.place.files:
@@ -55,15 +59,21 @@ class Served:
 
     def rows(self, start: int, stop: int) -> list[Record]:
         """Return rows ``start`` up to but excluding ``stop`` of the last returned record, at most ``MAX_ROWS``."""
+        return self._listed(_File.rows, start, min(stop, start + MAX_ROWS))
+
+    def texts(self, start: int, stop: int) -> list[Record]:
+        """Return the conversations of these rows, at most ``MAX_TEXTS``, for the page's search."""
+        return self._listed(_File.texts, start, min(stop, start + MAX_TEXTS))
+
+    def _listed(self, of: Callable[[_File, int, int], list[Record]], start: int, stop: int) -> list[Record]:
         with self._lock:
-            rows: list[Record] = []
-            stop = min(stop, start + MAX_ROWS)
+            found: list[Record] = []
             for file, count in self._shown:
-                rows += file.rows(max(start, 0), min(stop, count))
+                found += of(file, max(start, 0), min(stop, count))
                 start, stop = start - count, stop - count
                 if stop <= 0:
                     break
-            return rows
+            return found
 
     def trajectory(self, name: str, offset: int) -> Record | None:
         """Return the full trajectory at a byte offset of a file of the run; None if there is none."""
@@ -103,6 +113,11 @@ class _File:
         if (stamp := stamp_of(notes_path(self.path))) != self._notes_stamp:
             self._notes, self._notes_stamp = training_notes(self.path, brief=True)[0], stamp
         return rows(self.path, self._index.entries(readable[0], readable[-1] + 1), self._notes)
+
+    def texts(self, start: int, stop: int) -> list[Record]:
+        own, places = name_of(self.path), self._index.readable[start : max(stop, start)]
+        found = ((self._index[at].offset, self._index.trajectory(at)) for at in places)
+        return [{"file": own, "offset": offset, "conversation": [*conversation(each)]} for offset, each in found]
 
     def trajectory(self, offset: int, model_name: str) -> Record | None:
         position = bisect_left(self._index, offset, key=lambda entry: entry.offset)
@@ -223,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
                 found = served.run()
             case "/data/trajectories":
                 found = served.rows(self._number("from"), self._number("to"))
+            case "/data/texts":
+                found = served.texts(self._number("from"), self._number("to"))
             case "/data/trajectory":
                 found = served.trajectory(self._query().get("file", ""), self._number("offset"))
                 if found is None:

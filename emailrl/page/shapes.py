@@ -6,8 +6,8 @@ question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, 
 read, cited``.
 
 One in full (``/data/trajectory``): ``id, advantage, dropped, question, gold, answer, inbox, date, exception,
-conversation`` (items with a ``role``), ``evidence, terms, rubric, facts, samples`` (``pieces, ids, mask, logprobs``
-and, of trained ones, ``old, ratio, advantages``; lists of equal length, null where a token has no value).
+conversation`` (items with a ``role``), ``evidence, terms, reasons, rubric, facts, samples`` (``pieces, ids, mask,
+logprobs`` and, of trained ones, ``old, ratio, advantages``; lists of equal length, null where a token has no value).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from emailrl.page.place import name_of, source_of
 from emailrl.page.results import benchmark_record, read_object
 from emailrl.records import Entry, Record, TrainingNote
 from emailrl.records.trajectory import SampleNote, StopReason, Trajectory, Turn
+from emailrl.rewards.rubric import reasons
 
 _PARTIAL = "\ufffd"
 _CALL = re.compile(
@@ -101,6 +102,7 @@ def detail(trajectory: Trajectory, *, note: TrainingNote | None = None, tokens: 
         "conversation": list(conversation(trajectory)),
         "evidence": evidence(trajectory),
         "terms": {name: _short(value) for name, value in trajectory.reward_terms.items()},
+        "reasons": reasons(trajectory),
         "rubric": trajectory.rubric,
         "facts": {
             "run": trajectory.run_id,

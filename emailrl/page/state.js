@@ -1,7 +1,7 @@
 // The view state, kept in the address (#…), and the trajectories it selects.
 
 const FILTERS = ["source", "step", "file", "verdict", "failure", "stop", "trained", "q", "rmin", "rmax"];
-const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer", "by", "smooth", "order", "reverse"];
+const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer", "rows", "from", "to", "by", "smooth", "order", "reverse"];
 const DEFAULTS = { view: "overview", sort: "order" };
 let state = {};
 
@@ -39,15 +39,10 @@ const MATCHES = {
   failure: (row, value) => row.failure === value,
   stop: (row, value) => row.stop === value,
   trained: (row, value) => (value === "no" ? Boolean(row.dropped) : !row.dropped && (row.advantage ?? null) !== null),
-  q: (row, value) => searchable(row).includes(value.toLowerCase()),
+  q: (row) => searchable(row).includes(wanted()),
   rmin: (row, value) => row.reward >= Number(value),
   rmax: (row, value) => row.reward <= Number(value),
 };
-
-function searchable(row) {
-  row.text ??= [row.question, row.answer, row.gold, row.id, row.scenario, row.group].join("\n").toLowerCase();
-  return row.text;
-}
 
 function selected(but = []) {
   const wanted = FILTERS.filter((name) => state[name] && !but.includes(name));

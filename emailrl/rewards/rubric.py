@@ -48,16 +48,18 @@ class BatchReward:
     score: Callable[[Sequence[Trajectory]], Sequence[Terms]]
 
 
+ART_E_TERMS = ("outcome", "found", "read", "no_invalid_id", "cited", "few_sources", "few_turns")
+
+
 def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:
     """ART-E's reward with the given weights: the same seven terms each time, 0.0 where one does not apply."""
 
     def reward(trajectory: Trajectory) -> dict[str, float]:
         rubric, scenario = trajectory.rubric, trajectory.scenario
-        terms = dict.fromkeys(("outcome", "found", "read", "no_invalid_id", "cited", "few_sources", "few_turns"), 0.0)
-        outcome = _outcome(trajectory, weights)
-        if outcome is not None:
+        case = _case(trajectory)
+        terms = dict.fromkeys(ART_E_TERMS, 0.0) | {"outcome": getattr(weights, case)}
+        if case != "reward_correct":
             return terms | {
-                "outcome": outcome,
                 "found": weights.bonus_found if rubric["ever_found_right_email"] else 0.0,
                 "read": weights.bonus_read if rubric["ever_read_right_email"] else 0.0,
                 "no_invalid_id": 0.0 if rubric["ever_tried_to_read_invalid_email"] else weights.bonus_no_invalid_id,
@@ -67,7 +69,6 @@ def art_e_reward(weights: RewardWeightSettings, max_turns: int) -> Reward:
         needed = min(len(scenario.message_ids), num_sources) if scenario.needs_all else 1
         turns_left = 1 - rubric["num_turns"] / max_turns if scenario.answerable else 0.0
         return terms | {
-            "outcome": weights.reward_correct,
             "cited": weights.bonus_cited if rubric["sources_correct"] else 0.0,
             "few_sources": weights.bonus_few_sources * needed / num_sources if num_sources else 0.0,
             "few_turns": weights.bonus_few_turns * turns_left,
@@ -81,23 +82,23 @@ def simple_reward(trajectory: Trajectory) -> dict[str, float]:
     return {"outcome": float(trajectory.rubric["answer_correct"] and _has_looked(trajectory))}
 
 
-def _outcome(trajectory: Trajectory, weights: RewardWeightSettings) -> float | None:
-    """The base of the case that holds; None for a right answer."""
+def _case(trajectory: Trajectory) -> str:
+    """The first of ART-E's cases that holds, as the setting of its weight."""
     rubric = trajectory.rubric
     if rubric["cant_parse_tool_call"]:
-        return weights.reward_cant_parse
+        return "reward_cant_parse"
     if rubric["bad_tool_call_name"]:
-        return weights.reward_bad_name
+        return "reward_bad_name"
     if rubric["bad_tool_call_args"]:
-        return weights.reward_bad_args
+        return "reward_bad_args"
     if trajectory.stop_reason is StopReason.TRUNCATED:
-        return weights.reward_truncated
+        return "reward_truncated"
     if rubric["answer_correct"] and _has_looked(trajectory):
-        return None
+        return "reward_correct"
     if rubric["attempted_answer"]:
-        return weights.reward_wrong
+        return "reward_wrong"
     if rubric["returned_i_dont_know"] or rubric["ran_out_of_turns"]:
-        return weights.reward_no_answer
+        return "reward_no_answer"
     what = f"The art_e reward does not cover this outcome: no answer, stop_reason {trajectory.stop_reason}."
     raise EmailRLError(what, "A custom environment needs its own reward.")
 
@@ -106,6 +107,42 @@ def _has_looked(trajectory: Trajectory) -> bool:
     """Whether the question has an answer, or a tool other than those that read was used before the last turn."""
     searched = any(turn.tool_name not in (None, "read_email", "read_thread") for turn in trajectory.turns[:-1])
     return trajectory.scenario.answerable or searched
+
+
+_FACTS = {
+    "found": ("ever_found_right_email", True, "No search returned a source email."),
+    "read": ("ever_read_right_email", True, "No source email was read."),
+    "no_invalid_id": ("ever_tried_to_read_invalid_email", False, "An email that does not exist was requested."),
+    "cited": ("sources_correct", True, "The source emails that the answer needs are not cited."),
+}
+"""Terms of one fact: its field in the rubric, the value that earns the term, and the reason without it."""
+
+
+def reasons(trajectory: Trajectory) -> dict[str, str]:
+    """Why each term of ``art_e`` or ``simple`` is what it is, a sentence per term, from the rubric and in the words of
+    the settings that weigh it; empty if another reward made the terms."""
+    names = trajectory.reward_terms.keys() - {"overlong"}
+    if names not in ({"outcome"}, {*ART_E_TERMS}) or "ran_out_of_turns" not in trajectory.rubric:
+        return {}
+    fields = RewardWeightSettings.model_fields.items()
+    words = {name: " ".join((field.description or "").split()).rstrip(".") for name, field in fields}
+    rubric, scenario, case = trajectory.rubric, trajectory.scenario, _case(trajectory)
+    looked = _has_looked(trajectory) or not rubric["answer_correct"]
+    said = {"outcome": f"{words[case]}." if looked else 'Answer "I don\'t know" without a search.'}
+    if names == {"outcome"}:
+        return said
+    words["bonus_cited"] = words["bonus_cited" if case == "reward_correct" else "bonus_cited_wrong"]
+    for name, (field, earns, otherwise) in _FACTS.items():
+        said[name] = f"{words[f'bonus_{name}']}." if rubric[field] == earns else otherwise
+    if case != "reward_correct":
+        return said | dict.fromkeys(("few_sources", "few_turns"), "Only a correct answer earns this.")
+    said |= dict.fromkeys(("found", "read", "no_invalid_id"), "Not given with a correct answer.")
+    if not scenario.answerable:
+        return said | dict.fromkeys(("few_sources", "few_turns"), "Not given where the mailbox holds no answer.")
+    cited = rubric["num_sources"]
+    of = f"{min(len(scenario.message_ids), cited)} needed of {cited}" if scenario.needs_all else cited
+    few = f"{words['bonus_few_sources']}: {of}." if cited else "The answer cites no email."
+    return said | {"few_sources": few, "few_turns": f"{words['bonus_few_turns']}: {rubric['num_turns']} used."}
 
 
 ENOUGH_WORDS = 3  # Keywords are joined by AND: every additional word makes an empty result likelier.

@@ -1,9 +1,11 @@
-"""Makes the pictures of README.md, in docs/images, from a folder of the quickstart.
+"""Makes the pictures of README.md and the page on the site's first screen, in docs/images, from a folder of
+the quickstart.
 
     emailrl quickstart --out demo
     python tests/documents/pictures.py demo      # from the clone; needs Chromium
 
-``page.png`` is a screenshot of the page of its run. ``terminal.svg`` is what inspect-trajectory prints of a trajectory
+``page.png`` is a screenshot of the page of its run, ``example.html`` that page with fewer trajectories.
+``terminal.svg`` is what inspect-trajectory prints of a trajectory
 that the run got right and the untrained policy wrong; that trajectory is kept beside this file, and a test draws it
 again. ``quickstart_curve.svg`` is the run's own ``curve.svg``. ``training_curve.svg`` is drawn by
 ``tests/gpu/small_model.py curves --short`` (at bfac788d) from the three runs of SmolLM2.
@@ -78,6 +80,16 @@ def screenshot(run_dir: Path, target: Path) -> None:
         subprocess.run([*command, file.as_uri()], check=True, capture_output=True, timeout=120)
 
 
+def example(run_dir: Path, target: Path) -> None:
+    """Write the page of a run with the trajectories of its first and last evaluation, so that it stays small."""
+    evaluations = [file for file in place_of(run_dir).files if file.name.startswith("eval-")]
+    count = sum(len(list(read_trajectories(file))) for file in (evaluations[0], evaluations[-1]))
+    data = gather(place_of(run_dir), model_name="nano", max_trajectories=count)
+    data.run = json.loads(re.sub(r'(?<=")/[^"]*/(?=[^"/]+")', "", json.dumps(data.run)))  # paths of this machine
+    data.run["left_out"] = ["all trajectories but those of the first and last evaluation"]
+    target.write_text(page(data), encoding="utf-8")
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     [run] = (folder / "outputs").glob("grpo_masked")
@@ -85,4 +97,5 @@ if __name__ == "__main__":
     choose(folder)
     (IMAGES / "terminal.svg").write_text(terminal_svg(), encoding="utf-8")
     screenshot(run, IMAGES / "page.png")
+    example(run, IMAGES / "example.html")
     shutil.copyfile(run / "curve.svg", IMAGES / "quickstart_curve.svg")

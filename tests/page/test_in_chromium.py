@@ -89,10 +89,27 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
         ("#view=list&verdict=correct", "12 of 24 trajectories"),
         ("#view=list&file=step-000001.jsonl&rmin=0.5&rmax=2", "2 of 24 trajectories"),
         ("#view=list&q=BOB", "1 of 24 trajectories"),
+        ("#view=list&q=%20ann%20%20PAID", "24 trajectories"),  # in a mail, over what marks a hit
+        (
+            "#view=list&q=you%20search",
+            "0 of 24 trajectories: no trajectory matches the filters",
+        ),  # in the prompt of all
     ],
 )
 def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, counted: str) -> None:
     assert text_of(shown(file, tmp_path / "profile", fragment), "counted") == counted
+
+
+@needs_chromium
+def test_the_list_is_collapsed_by_question_with_rewards_as_dots(file: Path, tmp_path: Path) -> None:
+    markup = shown(file, tmp_path / "profile", "#view=list&rows=question&sort=reward,%20high%20first")
+    assert text_of(markup, "counted") == "24 trajectories of 9 questions" and 'role="tree"' in markup
+    assert markup.count('aria-expanded="false"') == 9 and 'aria-level="2"' not in markup
+    # Of the question of the run: three rollouts in each of two steps, and an evaluation before and after.
+    drawn = [re.findall('class="(right|wrong)"', dots) for dots in re.findall(r'<svg class="dots".*?</svg>', markup)]
+    assert [(dots.count("right"), dots.count("wrong")) for dots in drawn] == [(3, 5), (2, 0), *[(1, 1)] * 7]
+    unfolded = shown(file, tmp_path / "profile", "#view=list&rows=question&t=step-000001.jsonl%400")
+    assert unfolded.count('aria-expanded="true"') == 1 and 'aria-setsize="17"' in unfolded  # 9 + 8
 
 
 @needs_chromium
@@ -104,6 +121,16 @@ def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -
     markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=question")
     columns = re.findall(r'<section class="column" aria-label="([^"]*)"', markup)
     assert columns == ["evaluation at step 0", "evaluation at step 2"]
+
+
+@needs_chromium
+def test_a_question_goes_through_its_evaluations(file: Path, tmp_path: Path) -> None:
+    markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=through")
+    said = 'type="range" min="0" max="1" step="1" value="1" aria-label="Evaluation"'
+    assert said in markup and 'aria-valuetext="evaluation at step 2: correct, reward 1.38"' in markup
+    ticks = re.findall(r'<button[^>]*title="(evaluation[^"]*)"', markup)
+    assert ticks == ["evaluation at step 0: wrong, reward 1.38", "evaluation at step 2: correct, reward 1.38"]
+    assert "The same tokens as the one before." in markup and ">final answer<" in markup
 
 
 @needs_chromium
@@ -160,6 +187,9 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     assert "They differ in learning rate." in markup and 'aria-sort="descending"' in markup
     assert "slow, 0.0001 from 25.0% at step 0 to 50.0% at step 2; fast, 0.001 from" in markup
     assert markup.count('class="line raw series-0"') == markup.count('class="line raw series-1"') == 2  # reward, loss
+    zoomed = shown(target, tmp_path / "profile", "#from=1&to=2")
+    assert "slow from 50.0% at step 1 to 50.0% at step 2; fast from 75.0%" in zoomed and ">All steps<" in zoomed
+    assert "No value in these steps." in shown(target, tmp_path / "profile", "#from=0&to=0")
     with pytest.raises(UsageError, match="holds no metrics"):
         gather_runs([tmp_path / "slow", tmp_path])
 

@@ -75,6 +75,9 @@ def test_the_page_asks_for_the_run_its_rows_and_the_whole_of_one(server: PageSer
     assert (rows[0]["reward"], rows[0]["verdict"], rows[0]["source"]) == (1.38, "correct", "step")
     assert answer(server, "/data/trajectories?from=4&to=99")[0]["id"] == "step-000002-1"
     assert answer(server, "/data/trajectories?from=5&to=99") == []
+    texts = answer(server, "/data/texts?from=1&to=4")
+    assert [(each["file"], each["offset"]) for each in texts] == [(row["file"], row["offset"]) for row in rows]
+    assert [item["text"] for item in texts[2]["conversation"]][1] == "Who paid?"
     whole = answer(server, f"/data/trajectory?file=step-000002.jsonl&offset={rows[2]['offset']}")
     assert whole["id"] == "step-000002-0" and whole["evidence"]["gold"][0]["id"] == "<m1@x>"
 
@@ -257,6 +260,24 @@ def test_only_get_is_allowed_a_port_is_served_once_and_a_removed_run_is_said(ser
 
 
 @needs_chromium
+def test_a_folder_of_several_runs_is_served_as_their_comparison(run_dir: Path, tmp_path: Path) -> None:
+    folder = run_dir.parent
+    write_records(folder / "second" / "metrics.jsonl", [{"step": 1, "loss": 0.25}])
+    served = Served(folder, model_name="nano")
+    write_records(folder / "second" / "metrics.jsonl", [{"step": step, "loss": 0.25} for step in (1, 2)])
+    run = served.run()
+    assert [(each["title"], len(each["steps"])) for each in run["runs"]] == [(run_dir.name, 1), ("second", 2)]
+    assert (run["kind"], run["total"], served.rows(0, 9), served.texts(0, 9)) == ("runs", 0, [], [])
+    server = PageServer(served)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    markup = shown(server.address, tmp_path / "profile")
+    server.shutdown()
+    server.server_close()
+    assert f"{run_dir.name} from 0.500 at step 1 to 0.500 at step 1; second from 0.250 at step 1" in markup
+    assert Served(run_dir, model_name="nano").run()["kind"] == "run"
+
+
+@needs_chromium
 def test_a_browser_shows_the_served_page(server: PageServer, tmp_path: Path) -> None:
-    markup = shown(server.address, tmp_path / "profile", "#view=list")
-    assert "Who paid?" in markup and "not connected" not in markup
+    markup = shown(server.address, tmp_path / "profile", "#view=list&q=ann%20paid")  # which only a mail says
+    assert "Who paid?" in markup and ">5 trajectories<" in markup and "not connected" not in markup

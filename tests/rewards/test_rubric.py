@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from emailrl.agent import Rubric
 from emailrl.base.errors import EmailRLError
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall, Trajectory, Turn
-from emailrl.rewards.rubric import art_e_reward, heuristic_reward, simple_reward
+from emailrl.rewards.rubric import art_e_reward, heuristic_reward, reasons, simple_reward
 from emailrl.rewards.scorer import build_scorer
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
@@ -183,3 +183,30 @@ def test_mode_simple_is_scored_by_the_tokens_of_a_turn_and_nothing_played_gets_n
     build_scorer(RewardSettings(), RewardWeightSettings(), agent, reward="heuristic").score([call, empty])
     assert call.reward == pytest.approx(0.25 + 0.25 + 0.5 + 0.1 * (1 - 25 / 100))
     assert empty.exception == "ValueError: trajectory t holds no completion" and empty.reward_terms == {}
+
+
+def test_each_term_has_a_reason_that_agrees_with_its_value_and_its_setting() -> None:
+    weights = RewardWeightSettings()
+    settings = {name: field.description for name, field in RewardWeightSettings.model_fields.items()}
+    for _, fields in CASES:
+        trajectory = played(**fields)
+        trajectory.reward_terms = ART_E(trajectory)
+        why = reasons(trajectory)
+        assert why.keys() == trajectory.reward_terms.keys()
+        for name, value in trajectory.reward_terms.items():
+            if name != "outcome":
+                its = [text.rstrip(".") for each, text in settings.items() if each.startswith(f"bonus_{name}")]
+                assert any(why[name].startswith(text) for text in its) == (value != 0), (name, why[name])
+        [case] = {name for name in settings if name.startswith("reward") and settings[name] == why["outcome"]}
+        assert getattr(weights, case) == trajectory.reward_terms["outcome"]
+    right = played(**RIGHT, **CITED, num_sources=4)
+    right.reward_terms = ART_E(right)
+    assert reasons(right)["few_sources"] == "For a correct answer, divided by the number of emails it cites: 4."
+    right.scenario = replace(SCENARIO, message_ids=["<1@x>", "<2@x>"], needs_all=True)
+    assert reasons(right)["few_sources"].endswith("cites: 2 needed of 4.")
+    unsought = played(**{"returned_i_dont_know": True, "answer_correct": True})
+    unsought.scenario = replace(SCENARIO, answerable=False)
+    unsought.reward_terms = simple_reward(unsought)
+    assert unsought.reward_terms == {"outcome": 0.0}
+    assert reasons(unsought) == {"outcome": 'Answer "I don\'t know" without a search.'}
+    assert reasons(replace(unsought, reward_terms={"mine": 1.0})) == {}
