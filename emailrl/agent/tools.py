@@ -49,8 +49,6 @@ def search_emails(
         sent_before: Only emails sent before this date, YYYY-MM-DD.
         max_results: Most emails to return, at most 10.
     """
-    if max_results > MAX_RESULTS:
-        raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
     hits = mailbox.search(keywords, from_addr, to_addr, sent_after, sent_before, max_results)
     return [{"message_id": hit.message_id, "snippet": hit.snippet} for hit in hits]
 

@@ -36,7 +36,6 @@ from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
 from emailrl.cli.output import print_json, result_console, say
 from emailrl.model.resolve import INSTALL as INSTALL_SMOL
-from emailrl.model.resolve import PACKAGE as SMOLLM2
 from emailrl.model.resolve import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
 from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
@@ -44,8 +43,7 @@ Status = Literal["ok", "note", "missing", "broken"]
 STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red"}
 GIB = 1024**3
 LOW_DISK_GIB = 10
-DEVELOPERS = ("bench", "browser", "dev")
-"""Extras for work on emailrl itself, shown only if something of them is installed."""
+DEVELOPERS = ("browser", "dev")  # extras for work on emailrl itself, which are not shown
 _SECONDS = 60
 _TORCH_PROBE = """
 import json, torch
@@ -108,7 +106,6 @@ def examine() -> list[Check]:
     looks: dict[str, Callable[[], Iterable[Check]]] = {
         "python": _python,
         "packages": examine_packages,
-        "extra smol": _smollm2,
         "hardware": lambda: _hardware(settings.model, settings.output.output_dir),
         "data": lambda: _data(settings.store.db, settings.data.questions),
         "accounts": lambda: _accounts(settings.tracking.wandb_mode, settings.rewards),
@@ -160,11 +157,9 @@ def examine_packages() -> Iterable[Check]:
         marker = item.marker if item.marker is not None and not item.marker.evaluate({"extra": ""}) else None
         needs = [name for name in extras if marker is not None and marker.evaluate({"extra": name})]
         wanted.setdefault(item.name, (item, needs[0] if needs else None))
-    present = {name: version for name in wanted if (version := _installed(name))}
-    begun = {wanted[name][1] for name in present}
     for item, extra in wanted.values():
-        version = present.get(item.name)
-        if (extra in DEVELOPERS and extra not in begun) or (extra == SMOL and version is None):
+        version = _installed(item.name)
+        if extra in DEVELOPERS:
             continue
         area, essential = f"extra {extra}" if extra else "", extra is None
         remedy = f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
@@ -183,17 +178,6 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _smollm2() -> Iterable[Check]:
-    """The package with smol's base model, not in an extra because pip would build llama.cpp with it; and its reader."""
-    if version := _installed(SMOLLM2):
-        yield Check(SMOLLM2, "ok", version)
-    missing = [name for name in (SMOLLM2, "gguf") if not _installed(name)]
-    if missing and find_converted(SMOL, None):
-        yield Check(missing[0], "ok", f"not installed, and not needed: {SMOL} is already converted")
-    elif missing:
-        yield Check(missing[0], "note", "not installed", f"For --model {SMOL}: {INSTALL_SMOL}")
 
 
 def read_torch() -> Any:
@@ -253,12 +237,11 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
             return Check("model", "ok", f"{name} from {source.origin}, converted on first use")
     except EmailRLError as error:
         return Check("model", "missing", error.message, error.hint)
-    if in_hub_cache():
-        return Check("model", "ok", f"{name} from the hub cache, converted on first use")
-    if is_offline_mode():
+    is_cached = in_hub_cache()
+    if not is_cached and is_offline_mode():
         found = f"{name}, not on this machine, and HF_HUB_OFFLINE is set"
         return Check("model", "missing", found, f"Run: {INSTALL_SMOL}")
-    found = f"{name}, downloaded from the hub on first use (270 MB)"
+    found = f"{name}, {'in the hub cache' if is_cached else 'downloaded from the hub on first use (270 MB)'}"
     return Check("model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")
 
 

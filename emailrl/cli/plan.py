@@ -10,9 +10,7 @@ Examples:
 
 \b
   emailrl plan --preset recommended --gpu H200 --price 3.5
-  emailrl plan --gpu A100-80 --model Qwen/Qwen3-8B --engine vllm
   emailrl plan --gpu H100 --num-gpus 8 --nnodes 16 --network 400
-  LORA_RANK=8 emailrl plan --gpu 4090 --model Qwen/Qwen3-0.6B --preset small
   emailrl plan --run outputs/grpo_masked --max-steps 400
   emailrl plan --model nano --gpu CPU --json
 """
@@ -64,10 +62,6 @@ def plan(
         Path | None,
         path_option(help="Run to take token counts from; without --gpu also timings, without --model also the model."),
     ] = None,
-    mfu: Annotated[
-        float | None,
-        Option(min=0.001, max=1, help="Model FLOP/s utilization in training, as a share. Default: measured."),
-    ] = None,
     trust: Trust = False,
     json: Json = False,
 ) -> None:
@@ -82,7 +76,7 @@ def plan(
     measured = None if run is None else measure_run(run)
     name = gpu or ("CPU" if settings.model.device == "cpu" else None)
     device = this_machine() if name is None else find_device(name)
-    known = Known(tokens_per_trajectory, trainable_share, measured, mfu)
+    known = Known(tokens_per_trajectory, trainable_share, measured)
     planned = make_plan(
         settings, device, num_gpus=num_gpus, nodes=nnodes, network=network, price=price, known=known, here=gpu is None
     )

@@ -29,7 +29,6 @@ def serve_agent(
     trust: Trust = False,
 ) -> None:
     from contextlib import closing
-    from functools import partial
 
     from emailrl.cli.ask import open_agent
     from emailrl.cli.inputs import needs_extra, server_token
@@ -45,7 +44,7 @@ def serve_agent(
     token = server_token(host, settings.store.server_token)
     with closing(open_agent(settings, own, checkpoint, overrides["model_name"])()) as agent:
         server = ChatServer(
-            partial(open_mailbox, settings.store.db, own),
+            lambda: open_mailbox(settings.store.db, own),
             lambda question, earlier, report: agent.answer(question, own, earlier=earlier, report=report),
             f"http://{host}:{port}",
         )

@@ -10,7 +10,6 @@ Examples:
 \b
   emailrl trust .
   emailrl trust ~/work/mail --yes
-  emailrl trust --list
   emailrl trust . --revoke
 """
 
@@ -33,21 +32,11 @@ def trust(
     folder: Annotated[Path | None, Argument(metavar="dir", help="Folder to trust. Default: the current one.")] = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation.")] = False,
     revoke: Annotated[bool, Option("--revoke", help="Revoke trust in the folder.")] = False,
-    list_all: Annotated[bool, Option("--list", help="List the trusted folders.")] = False,
     json: Json = False,
 ) -> None:
     from emailrl.settings import folder_risks, trust_folder
-    from emailrl.settings.trust import folders, record_file, remember
+    from emailrl.settings.trust import remember
 
-    if list_all:
-        known = sorted(folders())
-        if not known:
-            tell(f"No trusted folders ({record_file()}).")
-        for name in known if not json else ():
-            print(one_line(name))
-        if json:
-            print_json({"folders": known})
-        return
     here = (folder or Path()).absolute()
     if not here.is_dir():
         raise UsageError(f"{here} is not a folder.", "Name the folder whose settings you trust.")

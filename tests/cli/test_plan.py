@@ -36,7 +36,6 @@ def test_the_command(emailrl, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "values"),
     [
-        ("--mfu", ("1e-308", "0", "-1", "1.5", "nan", "inf")),
         ("--price", ("1e308", "-1", "nan", "inf")),
         ("--network", ("1e308", "0", "-1", "nan", "inf")),
         ("--trainable-share", ("1.5", "-1", "nan", "inf")),

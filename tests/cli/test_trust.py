@@ -10,6 +10,7 @@ import pytest
 from cli.conftest import Terminal
 
 from emailrl.cli.quickstart import SETTINGS
+from emailrl.settings.trust import folders
 
 TOML = 'judge_base_url = "http://127.0.0.1:9/v1"\nreward = "own.py:f"\nmax_steps = 3\n'
 
@@ -37,11 +38,10 @@ def test_nobody_to_ask_is_an_error_that_shows_what_there_is(emailrl, here: Path)
 def test_it_asks(emailrl, here: Path, monkeypatch, answer: str, code: int) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     assert emailrl("trust")[0] == code
-    known = json.loads(emailrl("trust", "--list", "--json")[1].splitlines()[-1])
-    assert known == {"folders": [str(here)] if code == 0 else []}
+    assert list(folders()) == ([str(here)] if code == 0 else [])
 
 
-def test_yes_list_and_revoke(emailrl, here: Path) -> None:
+def test_yes_and_revoke(emailrl, here: Path) -> None:
     code, out, _ = emailrl("trust", here, "--yes", "--json")
     record = json.loads(out)
     reward, judge = record["trusted"]
@@ -51,10 +51,10 @@ def test_yes_list_and_revoke(emailrl, here: Path) -> None:
         reward == given
         and judge["effect"] == "gets questions and answers, with RULER whole conversations, and your JUDGE_API_KEY"
     )
-    assert emailrl("trust", "--list")[1].splitlines() == [str(here)]
+    assert list(folders()) == [str(here)]
     assert "is no longer trusted" in emailrl("trust", "--revoke")[2]
     assert emailrl("plan")[0] == 2
-    assert emailrl("trust", "--list")[1] == ""
+    assert folders() == {}
 
 
 @pytest.mark.parametrize("lines", ['model_name = "nano"\ndb = "mail.db"\nmax_steps = 3\n', SETTINGS.format(steps=3)])

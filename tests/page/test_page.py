@@ -103,7 +103,7 @@ def test_the_file_holds_everything_names_no_host_and_runs_its_own_script_alone(r
         "default-src": "'none'", "script-src": allowed(script), "style-src": allowed(style), "connect-src": "'none'",
         "base-uri": "'none'", "form-action": "'none'",
     }  # fmt: skip
-    assert len((script + style).encode()) < 125_000
+    assert len((script + style).encode()) < 135_000
     document, policy = served_page("<b>")
     assert "connect-src 'self'" in policy and policy in document and "&lt;b&gt;" in document
 

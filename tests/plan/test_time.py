@@ -11,7 +11,6 @@ from plan.planned import ALL, ASLEEP, H200, SERVED, plan_for
 
 from emailrl.model.layout import Keep
 from emailrl.model.shape import Shape
-from emailrl.plan import Known
 from emailrl.plan.memory import Layout
 from emailrl.plan.time import HANDOVER, MOVED, WAKING, prefix_share, training_flops
 from emailrl.plan.tokens import Tokens
@@ -178,8 +177,6 @@ def test_time_and_cost() -> None:
     # Before the first step, after the last, and best_model on other questions.
     assert use.run == pytest.approx(10 * (use.rollout + use.score + use.train) + 3 * use.evaluation)
     assert made.cost == pytest.approx(use.run * 3.6 / 3600)
-    halved = plan_for(max_steps=10, eval_steps=100, known=Known(utilization=use.utilization / 2)).use
-    assert halved.train == pytest.approx(2 * use.train) and halved.rollout == pytest.approx(use.rollout)
 
 
 def test_vllm_in_process_takes_time_for_a_new_adapter() -> None:

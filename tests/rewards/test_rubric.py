@@ -208,5 +208,5 @@ def test_each_term_has_a_reason_that_agrees_with_its_value_and_its_setting() -> 
     unsought.scenario = replace(SCENARIO, answerable=False)
     unsought.reward_terms = simple_reward(unsought)
     assert unsought.reward_terms == {"outcome": 0.0}
-    assert reasons(unsought) == {"outcome": 'Answer "I don\'t know" without a search.'}
+    assert reasons(unsought) == {"outcome": 'Answer "I don\'t know", or out of turns.'}
     assert reasons(replace(unsought, reward_terms={"mine": 1.0})) == {}
