@@ -105,7 +105,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in ``path``; its files are present but not hashed (``verify`` does that). Raises UsageError if the
     path is not a checkpoint, EmailRLError if it is a damaged one."""
     if not path.is_dir():
-        raise UsageError(f"No checkpoint at {path}.", "See: emailrl checkpoints list", "no-checkpoint")
+        raise UsageError(f"No checkpoint at {path}.", "Name a folder of: emailrl checkpoints list", "no-checkpoint")
     if not (path / METADATA).is_file():
         inside = ", ".join(checkpoint.path.name for checkpoint in list_checkpoints(path))
         hint = f"It is a run; name one of its checkpoints: {inside}." if inside else ""

@@ -1,9 +1,9 @@
 """Remove a mailbox from the databases, questions, runs, caches and pages below a folder.
 
 Every mail that its address sent, got or stands in goes, and every question and trajectory that names it. Pages, tables,
-logs and caches that emailrl made there are deleted: they can be made again. Other files that name the address, such as
-the archive that gen-db read, are listed and left, with exit code 1. Weights trained on the mail keep what they learned:
-delete the run to be rid of it.
+logs and caches that emailrl made there are deleted, to be made again. Other files that name the address, such as the
+archive that gen-db read, and .eval logs, which are compressed, are listed and left, with exit code 1. Weights trained
+on the mail keep what they learned: delete the run to be rid of it.
 
 Examples:
 
