@@ -1,20 +1,24 @@
 """Reference pages generated from the code: `make docs` writes them, a test checks them.
 
 In ``docs/reference``, ``cli.md`` has every command's ``--help``, ``settings.md`` every setting with its names, default
-and meaning, ``openrlhf.md`` every flag of OpenRLHF with its equivalent settings. ``docs/llms.txt`` has every page with
-its first sentence.
+and meaning, ``api.md`` the docstrings of what programs import, ``openrlhf.md`` every flag of OpenRLHF with its
+equivalent settings. ``docs/llms.txt`` has every page with its first sentence.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 import typer.main
+from pydantic import BaseModel
 
 from emailrl.cli.app import app
 from emailrl.openrlhf import FLAGS, Flag
@@ -53,6 +57,50 @@ def cli_reference() -> str:
         f"## {name}\n\n```\n{text.strip()}\n```\n" for name, text in _helps(typer.main.get_command(app), "emailrl")
     )
     return "\n".join(["# Commands\n", _COMMANDS, _GENERATED, *pages])
+
+
+PUBLIC: Final = {
+    "emailrl": ("EmailAgent",),
+    "emailrl.mail": ("open_mailbox", "SearchHit", "Email", "database_fingerprint"),
+    "emailrl.agent": ("MailEnvironment", "StepResult", "Rubric", "tool_schemas"),
+    "emailrl.records": ("read_trajectories", "write_trajectories", "TrajectoryIndex", "read_metrics"),
+    "emailrl.records.trajectory": ("Trajectory", "Scenario", "Message", "ToolCall", "Turn", "StopReason"),
+    "emailrl.rewards": ("match",),
+    "emailrl.settings": ("load_settings", "Settings"),
+    "emailrl.integrations.trl": ("MailSearch", "rows"),
+}
+"""What programs import, by module."""
+_API: Final = (
+    "What programs import: signatures and docstrings from the code. Anything else may change without notice.\n"
+)
+
+
+def api_reference() -> str:
+    """``docs/reference/api.md``: every public name's signature, docstring and public methods, by module."""
+    parts = ["# Python API\n", _API, _GENERATED]
+    for module, names in PUBLIC.items():
+        parts.append(f"## {module}\n")
+        for name in names:
+            value = getattr(importlib.import_module(module), name)
+            parts.append(f"### {name}\n\n{_documented(name, value)}")
+            if inspect.isclass(value) and not issubclass(value, BaseModel):
+                own = {each: value.__dict__[each] for each in value.__dict__ if not each.startswith("_")}
+                methods = {each: getattr(it, "__func__", it) for each, it in own.items()}
+                parts += [_documented(f"{name}.{each}", it) for each, it in methods.items() if inspect.isfunction(it)]
+    return "\n".join(parts)
+
+
+def _documented(name: str, value: Any) -> str:
+    is_plain = inspect.isclass(value) and issubclass(value, BaseModel | Enum)
+    signature = "" if is_plain else str(inspect.signature(value))
+    for found, shown in (
+        (r"(: |-> )'([^']*)'", r"\1\2"),
+        (r"<(?:function .*? at \w+|factory)>", "…"),
+        (r"\(self(, )?", "("),
+    ):
+        signature = re.sub(found, shown, signature)
+    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("``", "`")
+    return f"```python\n{name}{signature.removesuffix(' -> None')}\n```\n\n{text}\n"
 
 
 def settings_reference() -> str:
@@ -169,6 +217,7 @@ def main() -> None:
     reference.mkdir(parents=True, exist_ok=True)
     (reference / "cli.md").write_text(cli_reference(), encoding="utf-8")
     (reference / "settings.md").write_text(settings_reference(), encoding="utf-8")
+    (reference / "api.md").write_text(api_reference(), encoding="utf-8")
     openrlhf = reference / "openrlhf.md"
     prose = openrlhf.read_text(encoding="utf-8").partition(_GENERATED)[0]
     openrlhf.write_text(f"{prose}{_GENERATED}\n{openrlhf_reference()}", encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import typer.main
-from generate import cli_reference, settings_reference
+from generate import api_reference, cli_reference, settings_reference
 from typer.testing import CliRunner
 
 from emailrl.cli.app import COMMANDS, app
@@ -95,6 +95,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_settings_page_is_current() -> None:
     assert (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8") == settings_reference(), "run `make docs`"
+
+
+def test_api_page_is_current() -> None:
+    assert (ROOT / "docs/reference/api.md").read_text(encoding="utf-8") == api_reference(), "run `make docs`"
 
 
 def test_cli_page_is_current() -> None:
