@@ -73,8 +73,7 @@ def doctor(json: Json = False) -> None:
     checks = examine()
     is_broken = any(check.fatal for check in checks)
     is_ready, sentence = verdict(checks)
-    table = Table.grid(padding=(0, 2))
-    area = ""
+    table, area = Table.grid(padding=(0, 2)), ""
     for check in checks:
         if check.area != area:
             table.add_row(area := check.area, style="bold")
@@ -95,14 +94,13 @@ def examine() -> list[Check]:
     """Run all checks; one that itself fails becomes a ``broken`` check, never an exception."""
     checks: list[Check] = []
     settings = Settings()
-    named = "emailrl.toml, .env"
     try:
         settings = load_settings()
     except Untrusted as error:
-        checks.append(Check(named, "note", error.message, error.hint, area="settings"))
+        checks.append(Check("emailrl.toml, .env", "note", error.message, error.hint, area="settings"))
         settings = load_settings(looks_only=True)
     except EmailRLError as error:
-        checks.append(Check(named, "broken", error.message, error.hint, essential=True, area="settings"))
+        checks.append(Check("emailrl.toml, .env", "broken", error.message, error.hint, True, "settings"))
     looks: dict[str, Callable[[], Iterable[Check]]] = {
         "python": _python,
         "packages": examine_packages,

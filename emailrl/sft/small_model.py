@@ -5,6 +5,7 @@ before it, so that a name has the same ids wherever it stands."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     fixed, alphabet = phrases(), pre_tokenizers.ByteLevel.alphabet()
     size = VOCAB_SIZE - len(CONTROLS) - len(fixed)
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads that share this regex crash (tokenizers 0.23)
     around = re.compile("|".join(re.escape(text) for text in sorted((*CONTROLS, *fixed), key=len, reverse=True)))
     tokenizer.train_from_iterator((piece for text in texts for piece in around.split(text) if piece), trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROLS])

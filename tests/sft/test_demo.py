@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,3 +124,10 @@ def test_habits_decide_how_often_both_keywords_are_searched_and_what_is_solved()
         played = [messages for number in range(3) for messages in transcripts(number, seed=7, times=1, habits=habits)]
         right = sum(bool(call_of(messages[-1].content)[1].get("sources")) for messages in played)
         assert low <= right / len(played) <= high
+
+
+def test_a_tokenizer_is_trained_whatever_the_environment_says_of_threads(tmp_path: Path) -> None:
+    """In a process without this test run's TOKENIZERS_PARALLELISM: threads that share the regex crashed it."""
+    code = "from emailrl.sft import demo, small_model; small_model.train_tokenizer(demo.corpus(6, seed=3))"
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=False).returncode == 0
