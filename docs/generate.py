@@ -100,7 +100,7 @@ def _documented(name: str, value: Any) -> str:
     ):
         signature = re.sub(found, shown, signature)
     text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("``", "`")
-    return f"```python\n{name}{signature.removesuffix(' -> None')}\n```\n\n{text}\n"
+    return f"```text\n{name}{signature.removesuffix(' -> None')}\n```\n\n{text}\n"
 
 
 def settings_reference() -> str:
