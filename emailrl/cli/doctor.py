@@ -156,9 +156,9 @@ def examine_packages() -> Iterable[Check]:
         needs = [name for name in extras if marker is not None and marker.evaluate({"extra": name})]
         wanted.setdefault(item.name, (item, needs[0] if needs else None))
     for item, extra in wanted.values():
-        version = _installed(item.name)
         if extra in DEVELOPERS:
             continue
+        version = _installed(item.name)
         area, essential = f"extra {extra}" if extra else "", extra is None
         remedy = f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
         status: Status = "note"

@@ -45,8 +45,8 @@ const MATCHES = {
 };
 
 function selected(but = []) {
-  const wanted = FILTERS.filter((name) => state[name] && !but.includes(name));
-  return data.rows.filter((row) => wanted.every((name) => MATCHES[name](row, state[name])));
+  const active = FILTERS.filter((name) => state[name] && !but.includes(name));
+  return data.rows.filter((row) => active.every((name) => MATCHES[name](row, state[name])));
 }
 
 const ORDERS = {
