@@ -10,11 +10,13 @@ import asyncio
 import ipaddress
 import itertools
 import re
+import signal
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread, main_thread
+from types import FrameType
 from typing import Any, ClassVar, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,6 +24,7 @@ import httpx
 
 from emailrl.base import plain
 from emailrl.base.errors import EmailRLError
+from emailrl.base.process import SIGNALS, handled_by
 
 MAX_REPLY_BYTES: Final = 8 << 20  # much more than the longest completion, reasoning included
 LONGEST_WAIT: Final = 60.0  # seconds; waits double from one second up to this, even if the server asks for more
@@ -255,6 +258,36 @@ def wait_for(exchange: Coroutine[Any, Any, T]) -> T:
         return future.result()
     finally:
         future.cancel()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run``; in the main thread, what a signal's handler raises cancels the work and is raised after it.
+    Raised inside a library's task, it may be replaced by another error."""
+    if current_thread() is not main_thread():
+        return asyncio.run(work)
+    before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
+    raised: list[BaseException] = []
+
+    async def working() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            try:
+                before[signal.Signals(number)](number, frame)
+            except BaseException as error:
+                raised.append(error)
+                task.cancel()
+                loop.call_soon_threadsafe(lambda: None)  # the loop may be waiting
+
+        with handled_by(handle, before):
+            return await work
+
+    try:
+        return asyncio.run(working())
+    finally:
+        for error in raised:
+            raise error from None
 
 
 _beginning = Lock()

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -43,9 +43,11 @@ def install() -> None:
 
 
 @contextmanager
-def handled_by(handle: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+def handled_by(
+    handle: Callable[[int, FrameType | None], None] | signal.Handlers, signals: Iterable[signal.Signals] = SIGNALS
+) -> Iterator[None]:
     """Let ``handle`` take the signals inside the block, which must run in the main thread."""
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    before = {number: signal.signal(number, handle) for number in signals}
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ completion."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import UsageError
-from emailrl.base.http import Bill, CostReached, harmless, sendable, tell
+from emailrl.base.http import Bill, CostReached, harmless, run, sendable, tell
 from emailrl.engines.base import Advance, Completion, Ended, Request, converse
 from emailrl.engines.calls import checked_arguments
 from emailrl.engines.dialects import parse
@@ -62,7 +61,7 @@ class OpenAIEngine:
             async with connect(self._url, self._key, timeout=self._timeout, retries=retries, **paid) as client:
                 return await converse(requests, partial(self._complete, client), ended, limit=self._concurrency)
 
-        return asyncio.run(generating())
+        return run(generating())
 
     def close(self) -> None:
         """Nothing to release between calls of ``generate``."""

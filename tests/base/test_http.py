@@ -1,10 +1,16 @@
-"""Where mail goes is named once, and when a server is asked again."""
+"""Where mail goes is named once, when a server is asked again, and an interrupt that no library loses."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import threading
+import time
+
 import pytest
 
-from emailrl.base.http import may_pass, pause, pause_asked_for, tell
+from emailrl.base.http import may_pass, pause, pause_asked_for, run, tell
+from emailrl.base.process import SIGNALS, handled_by
 
 
 def test_waits_double_up_to_a_minute_or_last_as_long_as_asked_for() -> None:
@@ -49,3 +55,32 @@ def test_a_host_is_told_once_for_each_use(
         tell(url, use, with_key=with_key)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"mail goes to {line}" and len(said) == 2 and ": policy" in said[1]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_signal_is_raised_after_the_work_whatever_that_makes_of_it(number: signal.Signals, waiting: bool) -> None:
+    undone: list[str] = []
+
+    async def masking() -> None:  # as a library does whose clean-up fails half-way
+        try:
+            if waiting:
+                main = threading.main_thread().ident
+                assert main is not None
+                threading.Timer(0.2, signal.pthread_kill, (main, number)).start()
+            else:
+                signal.raise_signal(number)
+            await asyncio.sleep(30)
+        except BaseException as error:
+            undone.append(type(error).__name__)
+            raise RuntimeError("lost") from None
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with handled_by(interrupt):
+        with pytest.raises(KeyboardInterrupt):
+            run(masking())
+        assert signal.getsignal(number) is interrupt
+    assert undone == ["CancelledError"] and time.monotonic() - started < 20

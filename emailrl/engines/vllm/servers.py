@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 import httpx
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.http import Client, may_pass, pause_asked_for, tell
+from emailrl.base.http import Client, may_pass, pause_asked_for, run, tell
 from emailrl.engines.base import Advance, Completion, Ended, Request, SamplingParams, converse, report
 from emailrl.engines.budget import most_requests
 from emailrl.engines.vllm.arguments import api_key, read_path_map, read_urls
@@ -363,7 +363,7 @@ def with_client(key: str, timeout: float, act: Act[T]) -> T:
         async with Client(headers=headers, timeout=waits, limits=limits, verify=_certificates()) as client:
             return await act(client)
 
-    return asyncio.run(acting())
+    return run(acting())
 
 
 _certificates = cache(httpx.create_ssl_context)

@@ -27,7 +27,7 @@ from emailrl.base import http
 from emailrl.base.cache import ReplyCache
 from emailrl.base.credentials import check_key, names_openrouter, redacted, secrets_in, without_credentials
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.http import Bill, CostReached, Failed, sendable, tell
+from emailrl.base.http import Bill, CostReached, Failed, run, sendable, tell
 from emailrl.facts.quantities import Quantity
 from emailrl.facts.reading import Literal, agree, read
 from emailrl.facts.words import STOPWORDS, clean
@@ -118,7 +118,7 @@ class QuestionWriter:
             async with connect(own.generator_base_url, self._key, timeout=self._timeout) as client:
                 await asyncio.gather(*(work(client) for _ in range(own.generator_concurrency)))
 
-        asyncio.run(work_together())
+        run(work_together())
         if self._failure is not None:
             raise self._failure
         return spending
