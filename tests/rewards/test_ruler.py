@@ -175,8 +175,9 @@ def test_replies_are_paid_once_and_the_bound_ends_everything(serve: Serve, tmp_p
 
 
 def test_the_first_reply_says_what_the_others_may_cost(serve: Serve, tmp_path: Path) -> None:
-    stub = serve(scoring({"a": 0.5, "b": 1.0}), usage={"cost": 0.04})
-    groups = [attempt(n, text * (1 + number), group=str(number)) for number in range(6) for n, text in enumerate("ab")]
+    texts = {text * (1 + number): str(number) for number in range(6) for text in "ab"}
+    stub = serve(scoring(dict.fromkeys(texts, 0.5)), usage={"cost": 0.04})  # any of them may be the first
+    groups = [attempt(n, text, group=group) for n, (text, group) in enumerate(texts.items())]
     with pytest.raises(CostReached, match="1 request cost"):
         score(stub, tmp_path, groups, Bill(0.1))
     assert len(stub.requests) < 4  # all at once they would have been 6
