@@ -33,8 +33,8 @@ def redacted(trajectory: Trajectory, replaced: Callable[[Any], Any]) -> Trajecto
     bare: dict[str, Any] = {"completion_ids": [], "logprobs": [], "tool_args": None, "tool_result": None}
     turns = [replace(turn, **bare) for turn in trajectory.turns]  # what the calls and results were is in messages
     record = trajectory_to_dict(replace(trajectory, turns=turns, samples=[]))
-    texts = ("id", "group_id", "final_answer", "final_sources", "exception", "content", "parse_error")
-    texts += ("question", "answer", "message_ids", "inbox_address", "twins")
+    texts = [*("id", "group_id", "final_answer", "final_sources", "exception", "content", "parse_error")]
+    texts += ["question", "answer", "message_ids", "inbox_address", "twins"]
     for part in (record, record["scenario"], *record["messages"]):
         part |= {name: replaced(part[name]) for name in texts if name in part}
         for call in part.get("tool_calls", ()):
