@@ -43,8 +43,8 @@ _MANY_STARTS = (*reading.COMPRESSED, rows.PARQUET_START, *archive.MBOX_STARTS, *
 
 _KINDS = (
     "Supported: an email (.eml, .msg), a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, Outlook's "
-    "data file (.pst, .ost), an emails.csv (columns file, message), JSONL or Parquet with the columns message_id, subject, "
-    "from, to, cc, bcc, date, body and file_name, msgvault's JSONL, a folder of these, and a saved dataset."
+    "data file (.pst, .ost), an emails.csv (columns file, message), JSONL or Parquet with the columns message_id, "
+    "subject, from, to, cc, bcc, date, body and file_name, msgvault's JSONL, a folder of these, and a saved dataset."
 )
 
 

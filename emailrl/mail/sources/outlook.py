@@ -13,38 +13,37 @@ import subprocess
 import tempfile
 from base64 import encodebytes
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.sources.reading import Skipped
 from emailrl.mail.sources.text import decode
 
 DATA_START, MESSAGE_START = b"!BDN", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_PROPERTIES = "__properties_version1.0"
 _READPST = ("readpst", "-D", "-e", "-te", "-b", "-8", "-j", "0", "-q", "-o")
 """With deleted items, one file for each email, in UTF-8, in one process."""
 _SECONDS, _BYTES_A_SECOND = 600, 1_000_000  # that readpst may take, and for how much of the file it gets one more
 _UNKNOWN_SENDER = re.compile(rb"^(From: .*) <MAILER-DAEMON>$", re.MULTILINE)  # readpst's word for no address
+
 _MAIL = ("IPM.NOTE", "IPM.SCHEDULE", "IPM.POST", "REPORT")  # not contacts, tasks, notes and appointments
 _EPOCH = datetime(1601, 1, 1, tzinfo=UTC)
 _FIELD = re.compile(r"^(?!content-|mime-version)([!-9;-~]+)[ \t]*:.*(?:\n[ \t].*)*", re.IGNORECASE | re.MULTILINE)
+_EXCHANGE_NAME = re.compile(r"/cn=([\w.-]+)\Z", re.IGNORECASE)
+_TABLE = "__properties_version1.0"
 _CLASS, _HEADERS, _BODY, _HTML = 0x001A, 0x007D, 0x1000, 0x1013
-_TEXTS = {"Subject": 0x0037, "Message-ID": 0x1035, "In-Reply-To": 0x1042, "References": 0x1039}
+_LINES = {"Subject": 0x0037, "Message-ID": 0x1035, "In-Reply-To": 0x1042, "References": 0x1039}
 _SENT, _DELIVERED, _CODEPAGES = 0x00390040, 0x0E060040, (0x3FDE0003, 0x3FFD0003)
 _SENDERS = ((0x0C1A, 0x5D01, 0x0C1F), (0x0042, 0x5D02, 0x0065))  # name, address, address of its own kind
 _RECIPIENT, _RECIPIENT_KIND, _RECIPIENT_KINDS = (0x3001, 0x39FE, 0x3003), 0x0C150003, {1: "To", 2: "Cc", 3: "Bcc"}
 _FILE_NAMES, _FILE_TYPE, _FILE, _CONTENT_ID = (0x3707, 0x3704, 0x3001), 0x370E, 0x3701, 0x3712
-_EXCHANGE_NAME = re.compile(r"/cn=([\w.-]+)\Z", re.IGNORECASE)
 _BOUNDARY = "=_emailrl"  # Base64 has no underscore
 
 
-@dataclass(slots=True, frozen=True)
-class DataFile:
+class DataFile(NamedTuple):
     """A data file, whose messages are named after ``inside``."""
 
     path: Path
@@ -56,24 +55,24 @@ def emails_of(file: DataFile, scratch: Path | None) -> Iterator[tuple[str, bytes
     """Yield the emails of a data file as (name, bytes). readpst writes them to the folder ``scratch`` (None: one of the
     system's for temporary files), which is removed at the end. ``UsageError`` if readpst is not installed;
     ``EmailRLError`` if it fails, or with ``allow_truncated`` a last ``Skipped("truncated")``."""
-    folder = scratch or Path(tempfile.mkdtemp(prefix="emailrl-"))
+    folder, problem = scratch or Path(tempfile.mkdtemp(prefix="emailrl-")), ""
     folder.mkdir(exist_ok=True)
+    seconds = _SECONDS + file.path.stat().st_size // _BYTES_A_SECOND
+    command = [*_READPST, str(folder), str(file.path.absolute())]
     try:
-        seconds = _SECONDS + file.path.stat().st_size // _BYTES_A_SECOND
-        command = [*_READPST, str(folder), str(file.path.absolute())]
-        out, err = subprocess.PIPE, subprocess.STDOUT
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, timeout=seconds, check=False)
-        said = ended.stdout.decode("utf-8", "replace").split("\n")
-        problem = next(filter(str.strip, reversed(said)), f"exit code {ended.returncode}") if ended.returncode else ""
-    except FileNotFoundError:
-        shutil.rmtree(folder)
-        raise UsageError(
-            f"{file.path} is an Outlook data file (.pst or .ost), which is read with readpst.",
-            "Install Debian's package pst-utils, or libpst from Homebrew or Fedora.",
-        ) from None
-    except subprocess.TimeoutExpired:
-        problem = f"more than {seconds} seconds passed"
-    try:
+        try:
+            subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, check=True)
+        except FileNotFoundError:
+            raise UsageError(
+                f"{file.path} is an Outlook data file (.pst or .ost), which is read with readpst.",
+                "Install Debian's package pst-utils, or libpst from Homebrew or Fedora.",
+            ) from None
+        except subprocess.CalledProcessError as error:
+            problem = (error.stdout.decode("utf-8", "replace").strip() or f"exit code {error.returncode}").split("\n")[
+                -1
+            ]
+        except subprocess.TimeoutExpired:
+            problem = f"more than {seconds} seconds passed"
         if problem and not file.allow_truncated:
             hint = "Nothing was written. Repair it with Outlook's scanpst, or keep what can be read: --allow-truncated."
             raise EmailRLError(f"readpst cannot read {file.path}: {problem.strip()[:200]}.", hint)
@@ -88,7 +87,7 @@ def emails_of(file: DataFile, scratch: Path | None) -> Iterator[tuple[str, bytes
 def email_of(content: bytes) -> bytes:
     """Return an Outlook message as the bytes of an email; a contact, a task or another file of Microsoft Office
     unchanged. ``UsageError`` if olefile is not installed; any other exception means that the file is damaged."""
-    if _PROPERTIES.encode("utf-16-le") not in content:
+    if _TABLE.encode("utf-16-le") not in content:
         return content
     try:
         from olefile import OleFileIO
@@ -99,16 +98,16 @@ def email_of(content: bytes) -> bytes:
         message = _Properties(ole, "", 32)
         if not message.text(_CLASS).upper().startswith(_MAIL):
             return content
-        inside = sorted({folder for folder, *more in ole.listdir() if more})
-        people = [_Properties(ole, f"{each}/", 8, message.charset) for each in inside if each.startswith("__recip")]
-        files = [_Properties(ole, f"{each}/", 8, message.charset) for each in inside if each.startswith("__attach")]
-        html = message.stream(_HTML, "0102") or message.text(_HTML).encode()
-        text = message.text(_BODY)
-        kind = "plain; charset=utf-8" if text.strip() or not html else f"html; charset={message.charset}"
-        parts = [_part([f"Content-Type: text/{kind}"], text.encode() if kind[0] == "p" else html)]
-        parts += map(_attached, files)
-    fields = [*_fields(message, people), f'Content-Type: multipart/mixed; boundary="{_BOUNDARY}"']
-    return b"\n".join([*(each.encode("utf-8", "replace") for each in fields), *parts, f"\n--{_BOUNDARY}--\n".encode()])
+        folders = sorted({folder for folder, *more in ole.listdir() if more})
+        inside = [(each, _Properties(ole, f"{each}/", 8, message.charset)) for each in folders]
+        people = [each for name, each in inside if name.startswith("__recip")]
+        html, text = message.bytes(_HTML) or message.text(_HTML).encode(), message.text(_BODY)
+        is_html = bool(html) and not text.strip()
+        kind = f"html; charset={message.charset}" if is_html else "plain; charset=utf-8"
+        parts = [_part(f"Content-Type: text/{kind}", html if is_html else text.encode())]
+        parts += [_attached(each) for name, each in inside if name.startswith("__attach")]
+        head = "\n".join([*_fields(message, people), f"Content-Type: multipart/mixed; boundary={_BOUNDARY}\n"])
+    return b"".join([head.encode("utf-8", "replace"), *parts, f"\n--{_BOUNDARY}--\n".encode()])
 
 
 class _Properties:
@@ -116,7 +115,7 @@ class _Properties:
 
     def __init__(self, ole: Any, where: str, head: int, charset: str = "") -> None:
         self._ole, self._where = ole, where
-        table = self._read(_PROPERTIES)[head:]
+        table = self._read(_TABLE)[head:]
         self.numbers = dict(struct.iter_unpack("<I4xQ", table[: len(table) // 16 * 16]))
         pages = [self.numbers[each] & 0xFFFF for each in _CODEPAGES if each in self.numbers]
         self.charset = charset or ("utf-8" if 65001 in pages else f"cp{(pages or [1252])[0]}")
@@ -125,37 +124,31 @@ class _Properties:
         path = self._where + name
         return self._ole.openstream(path).read() if self._ole.exists(path) else b""
 
-    def stream(self, number: int, kind: str) -> bytes:
-        """Return the content of a property; empty if there is none of that type."""
+    def bytes(self, number: int, kind: str = "0102") -> bytes:
         return self._read(f"__substg1.0_{number:04X}{kind}")
 
     def text(self, number: int) -> str:
-        """Return a property's text, or an empty string."""
-        wide = self.stream(number, "001F")
-        text = wide.decode("utf-16-le", "replace") if wide else decode(self.stream(number, "001E"), self.charset, [])
+        wide = self.bytes(number, "001F")
+        text = wide.decode("utf-16-le", "replace") if wide else decode(self.bytes(number, "001E"), self.charset, [])
         return text.replace("\0", "").replace("\r\n", "\n")
 
     def line(self, *numbers: int) -> str:
-        """Return the first property that is not blank, on one line."""
-        return next(filter(None, (" ".join(self.text(number).split()) for number in numbers)), "")
+        """Return the first text that is not blank, on one line and without quotes."""
+        lines = (" ".join(re.sub(r'["\\]', "", self.text(number)).split()) for number in numbers)
+        return next(filter(None, lines), "")
 
     def person(self, name: int, address: int, own_address: int) -> str:
         """Return a person as in a header; the address of one known to Exchange alone is its last name there."""
-        found, own = self.line(address), self.line(own_address)
-        if not found:
-            known = _EXCHANGE_NAME.search(own)
-            found = own if "@" in own else known[1] if known else ""
-        shown = re.sub(r'["\\]', "", self.line(name))
-        return f'"{shown}" <{found}>' if found else ""
+        own = self.line(address, own_address)
+        known = own if "@" in own else "".join(_EXCHANGE_NAME.findall(own))
+        return f'"{self.line(name)}" <{known}>' if known else ""
 
 
 def _fields(message: _Properties, people: list[_Properties]) -> Iterator[str]:
     """The headers as they were sent, and those that can be made from properties."""
-    sent = {
-        match[1].lower(): match[0]
-        for match in reversed([*_FIELD.finditer(message.text(_HEADERS).strip().partition("\n\n")[0])])
-    }
-    made = {name: message.line(number) for name, number in _TEXTS.items()}
+    head = message.text(_HEADERS).strip().partition("\n\n")[0]
+    sent = {match[1].lower(): match[0] for match in reversed([*_FIELD.finditer(head)])}
+    made = {name: " ".join(message.text(number).split()) for name, number in _LINES.items()}
     made["From"] = next(filter(None, (message.person(*each) for each in _SENDERS)), "")
     for kind, name in _RECIPIENT_KINDS.items():
         found = (each.person(*_RECIPIENT) for each in people if each.numbers.get(_RECIPIENT_KIND, 1) == kind)
@@ -167,13 +160,13 @@ def _fields(message: _Properties, people: list[_Properties]) -> Iterator[str]:
 
 
 def _attached(file: _Properties) -> bytes:
-    name = re.sub(r'["\\]', "", file.line(*_FILE_NAMES))
-    shown = "inline" if file.line(_CONTENT_ID) else "attachment"
-    head = [f"Content-Type: {file.line(_FILE_TYPE) or 'application/octet-stream'}"]
-    head += [f'Content-Disposition: {shown}; filename="{name}"', f"Content-ID: <{file.line(_CONTENT_ID)}>"]
-    return _part(head[: 2 + (shown == "inline")], file.stream(_FILE, "0102"))
+    head = f"Content-Type: {file.line(_FILE_TYPE) or 'application/octet-stream'}"
+    if shown := file.line(_CONTENT_ID):
+        head += f"\nContent-ID: <{shown}>"
+    how = "inline" if shown else "attachment"
+    return _part(f'{head}\nContent-Disposition: {how}; filename="{file.line(*_FILE_NAMES)}"', file.bytes(_FILE))
 
 
-def _part(head: list[str], content: bytes) -> bytes:
-    lines = [f"\n--{_BOUNDARY}", *head, "Content-Transfer-Encoding: base64", ""]
-    return "\n".join(lines).encode("utf-8", "replace") + b"\n" + encodebytes(content)
+def _part(head: str, content: bytes) -> bytes:
+    lines = f"\n--{_BOUNDARY}\n{head}\nContent-Transfer-Encoding: base64\n\n"
+    return lines.encode("utf-8", "replace") + encodebytes(content)
