@@ -13,11 +13,12 @@ import subprocess
 import tempfile
 from base64 import encodebytes
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.sources.reading import Skipped
@@ -43,7 +44,8 @@ _FILE_NAMES, _FILE_TYPE, _FILE, _CONTENT_ID = (0x3707, 0x3704, 0x3001), 0x370E, 
 _BOUNDARY = "=_emailrl"  # Base64 has no underscore
 
 
-class DataFile(NamedTuple):
+@dataclass(slots=True, frozen=True)
+class DataFile:
     """A data file, whose messages are named after ``inside``."""
 
     path: Path
