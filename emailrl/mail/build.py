@@ -172,7 +172,7 @@ def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator
     _check(db, overwrite=overwrite, append=append or sync)
     with contextlib.ExitStack() as at_end:
         try:
-            db = db.resolve()
+            db = db.resolve(strict=db.is_symlink())  # of links, check_place passes only a circle, which is an error
             building = db.with_name(f"{db.name}.building")
             at_end.callback(_remove, [folder for folder in db.parents if not folder.exists()], db)
             db.parent.mkdir(parents=True, exist_ok=True)
