@@ -54,9 +54,9 @@ def test_a_data_file_is_read_by_readpst(pst: Path, tmp_path: Path, monkeypatch: 
         email = box.read("<1@x>")
         assert email and (email.from_name, email.file_name) == ("Ann Lee", "Me/Inbox/1.eml")
     assert [each.name for each in db.parent.iterdir()] == ["mail.db"]
-    _, inbox = open_source(pst)
-    assert isinstance(inbox, RawEmail)
-    deleted, _ = open_source(pst)
+    source = open_source(pst)
+    assert not source.is_enron()  # before anything is unpacked
+    deleted, _ = source
     assert isinstance(deleted, RawEmail) and (deleted.from_address, deleted.defects) == ("", ("no_date", "no_sender"))
 
     (pst.parent / "2.eml").write_text("Subject: x\nMessage-ID: <3@x>\n\nBeside it.\n")

@@ -44,7 +44,7 @@ _FILE_NAMES, _FILE_TYPE, _FILE, _CONTENT_ID = (0x3707, 0x3704, 0x3001), 0x370E, 
 _BOUNDARY = "=_emailrl"  # Base64 has no underscore
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, frozen=True)
 class DataFile:
     """A data file, whose messages are named after ``inside``."""
 
