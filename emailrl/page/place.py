@@ -125,12 +125,12 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
     index = None if file is None else TrajectoryIndex(file)
     position = 0 if index is None else max(len(index) - 1, 0)
     while True:
+        newest = newest_file(roots)  # asked first: what the older file got before a newer one began is read below
         if index is not None and index.path.exists():
             index.refresh()
             for each in range(position, len(index)):
                 yield index, each
             position = len(index)
-        newest = newest_file(roots)
         if newest == file:
             time.sleep(poll_seconds)
         elif newest is not None:
