@@ -56,7 +56,8 @@ class EmailAgent:
     a ``Settings``, or a mapping of setting names (``db``, ``max_turns``, ``eval_temperature``) that override the
     environment and ``emailrl.toml``. Decoding is that of evaluation. The weights are read once, here: later changes
     have no effect. Import emailrl before torch, which reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers are
-    then several times as fast."""
+    then several times as fast. It ``remembers`` a conversation unless the model is ``nano``, ``smol`` or an adapter on
+    one of them: these learned single questions, and repeat an earlier answer that they are shown."""
 
     def __init__(
         self,
@@ -68,9 +69,11 @@ class EmailAgent:
         from emailrl.engines import Engine
         from emailrl.engines.openai import OpenAIEngine
         from emailrl.engines.renderer import ChatRenderer
+        from emailrl.model.resolve import PACKAGED
 
         settings = config if isinstance(config, PlayingSettings) else load_settings(config)
         self._renderer: ChatRenderer | None = None
+        self.remembers = True
         if settings.is_chat:
             if not isinstance(model, str) or (Path(model) / "adapter_config.json").is_file():
                 raise UsageError("The openai engine cannot play a checkpoint.", "Name the server's model with --model.")
@@ -80,6 +83,7 @@ class EmailAgent:
             )
             return
         self.settings, policy, self._engine = _opened(model, tokenizer, settings)
+        self.remembers = not isinstance(model, str | Path) or self.settings.model.name not in PACKAGED
         self._renderer = ChatRenderer(
             policy.tokenizer, tool_schemas(self.settings.agent), self.settings.model.tool_dialect
         )
@@ -97,7 +101,7 @@ class EmailAgent:
         """Search ``inbox`` for the answer to ``question``. ``query_date`` (``YYYY-MM-DD``, UTC) is the agent's current
         date, and hides email of that day and later; without it the agent sees all email, and its date is today, or that
         of the newest email if the database ends before. ``earlier`` questions of the conversation and their answers
-        stand before the question, although policies learn single questions. ``report`` is called after each step.
+        stand before the question, if the policy ``remembers``. ``report`` is called after each step.
         Raises UsageError for an inbox that no email in the database names, EmailRLError for a missing database or a
         failed rollout."""
         from emailrl.agent.play import run
@@ -114,8 +118,8 @@ class EmailAgent:
             if not mailbox.known:
                 with opened(db) as connection:
                     raise unknown_inbox(MailReader(connection), inbox)
-            pairs = [(Message("user", asked), Message("assistant", answer)) for asked, answer in earlier]
-            environment = mail_agent(agent, scenario, mailbox, report, list(chain.from_iterable(pairs)))
+            told = [(Message("user", asked), Message("assistant", said)) for asked, said in earlier if self.remembers]
+            environment = mail_agent(agent, scenario, mailbox, report, list(chain.from_iterable(told)))
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")

@@ -100,7 +100,7 @@ def ask(
         raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
     question = None if words is None else _checked(" ".join(words))
     inbox = find_inbox(settings.store.db, inbox)
-    opened = open_agent(settings, inbox, checkpoint, overrides["model_name"])
+    opened = open_agent(settings, inbox, checkpoint, overrides["model_name"], continues)
     day = None if date is None else date.date().isoformat()
     if day is not None and (first := first_day(settings.store.db, inbox)) is not None and day <= first:
         say(f"Note: the mailbox begins on {first}; with --date {day} the agent sees no email.")
@@ -244,8 +244,11 @@ def choose_policy(settings: Settings, checkpoint: str | None, model: str | None)
     return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
 
 
-def open_agent(settings: Settings, inbox: str, checkpoint: str | None, model: str | None) -> Callable[[], EmailAgent]:
-    """The agent with the policy that ``ask`` would choose, which is loaded by the first call; the choice is printed."""
+def open_agent(
+    settings: Settings, inbox: str, checkpoint: str | None, model: str | None, continues: bool = False
+) -> Callable[[], EmailAgent]:
+    """The agent with the policy that ``ask`` would choose, which is loaded by the first call; the choice is printed,
+    and if conversations may go on, whether it remembers them."""
 
     @cache
     def opened() -> EmailAgent:
@@ -254,7 +257,10 @@ def open_agent(settings: Settings, inbox: str, checkpoint: str | None, model: st
         note_policies([chosen], settings, asks=True)
         if not settings.is_chat:
             say_loading(settings, base)
-        return EmailAgent(chosen, config=settings)
+        agent = EmailAgent(chosen, config=settings)
+        if continues and not agent.remembers:
+            say(f"Note: {base} learned single questions: it is not shown earlier ones of the conversation.")
+        return agent
 
     return opened
 

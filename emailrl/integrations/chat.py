@@ -117,13 +117,13 @@ class ChatServer:
             body = b""
             async for part in request.stream():
                 if len(body := body + part) > MAX_BODY_BYTES:
-                    return _error(413, "The request is too large.")
+                    return JSONResponse(_problem("The request is too large."), 413)
             wanted = json.loads(body)
             question, earlier = conversation(wanted.get("messages") if isinstance(wanted, dict) else None)
         except (ValueError, RecursionError):
-            return _error(400, "The request is not JSON.")
+            return JSONResponse(_problem("The request is not JSON."), 400)
         except UsageError as error:
-            return _error(400, str(error))
+            return JSONResponse(_problem(error), 400)
         head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": MODEL}
         if wanted.get("stream"):
             return StreamingResponse(self._stream(head, question, earlier), media_type="text/event-stream")
@@ -131,7 +131,7 @@ class ChatServer:
         try:
             answer = await asyncio.to_thread(self._answer, question, earlier, steps.append)
         except EmailRLError as error:
-            return _error(500, str(error))
+            return JSONResponse(_problem(error, "server_error"), 500)
         message = {"role": "assistant", "content": self._content(answer), "reasoning_content": "".join(steps)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return JSONResponse(head | {"object": "chat.completion", "choices": [choice], "usage": _usage(answer)})
@@ -160,7 +160,7 @@ class ChatServer:
             yield event({"reasoning_content": item})
         await playing
         if isinstance(item, Exception):
-            yield f"data: {json.dumps(_problem(item))}\n\n"
+            yield f"data: {json.dumps(_problem(item, 'server_error'))}\n\n"
             return
         yield event({"content": self._content(item)})
         yield event({}, choice={"finish_reason": "stop"}, usage=_usage(item))
@@ -193,11 +193,6 @@ def _usage(answer: Answer) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _problem(error: Exception) -> dict[str, Any]:
-    message = str(error) if isinstance(error, EmailRLError) else f"{type(error).__name__} in the agent."
-    return {"error": {"message": one_line(message), "type": "server_error", "code": None}}
-
-
-def _error(status: int, message: str) -> Response:
-    error = {"message": one_line(message), "type": "invalid_request_error", "code": None}
-    return JSONResponse({"error": error}, status)
+def _problem(error: str | Exception, kind: str = "invalid_request_error") -> dict[str, Any]:
+    message = str(error) if isinstance(error, str | EmailRLError) else f"{type(error).__name__} in the agent."
+    return {"error": {"message": one_line(message), "type": kind, "code": None}}

@@ -177,7 +177,8 @@ class Sieve:
         elif mail.keys.id_key in self._ids or (not mail.is_research and mail.keys.unnamed_key in self._unnamed):
             reason = "duplicate_id"
         else:
-            self.remember(mail.keys)
+            dedupes = self._dedupe or (self._dedupe is None and mail.is_research)  # otherwise no content is compared
+            self.remember(mail.keys if dedupes else mail.keys._replace(content_key=b"", trimmed_key=b""))
             for defect in mail.defects:
                 self.defects[defect] += 1
                 self._listing("repaired", defect, mail.file_name)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -229,26 +230,21 @@ def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
         model.save_pretrained(folder)
 
 
-def _write_gguf(checkpoint: Checkpoint, folder: Path) -> None:
+def _write_gguf(checkpoint: Checkpoint, folder: Path, *, is_adapter: bool = False) -> None:
     from transformers import AutoTokenizer
 
-    from emailrl.measure.gguf import check_gguf, write_model
-    from emailrl.model.shape import load_config
-
-    check_gguf(load_config(checkpoint.metadata.base_model, _base_of(checkpoint)))  # before the weights are loaded
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
-    write_model(_merged(checkpoint), tokenizer, folder / "model.gguf", checkpoint.metadata.run_id)
-    (folder / "Modelfile").write_text(template_in(_HERE / "modelfile.jinja").render(), "utf-8")
-
-
-def _write_gguf_lora(checkpoint: Checkpoint, folder: Path) -> None:
-    from emailrl.measure.gguf import write_adapter
+    from emailrl.measure.gguf import check_gguf, write_adapter, write_model
     from emailrl.model.lora import read_plain_lora
     from emailrl.model.shape import empty_model, load_config
 
-    config = load_config(checkpoint.metadata.base_model, _base_of(checkpoint))
-    lora = read_plain_lora(checkpoint.path, empty_model(config))
-    write_adapter(lora, config, folder / "adapter.gguf", checkpoint.metadata.run_id)
+    config, name = load_config(checkpoint.metadata.base_model, _base_of(checkpoint)), checkpoint.metadata.run_id
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+    check_gguf(config, tokenizer)  # before the weights are loaded
+    if is_adapter:
+        write_adapter(read_plain_lora(checkpoint.path, empty_model(config)), config, folder / "adapter.gguf", name)
+        return
+    write_model(_merged(checkpoint), tokenizer, folder / "model.gguf", name)
+    (folder / "Modelfile").write_text(template_in(_HERE / "modelfile.jinja").render(), "utf-8")
 
 
 def _merged(checkpoint: Checkpoint) -> Any:
@@ -287,8 +283,9 @@ def _merged(checkpoint: Checkpoint) -> Any:
     return model.unload()
 
 
-_WRITERS: Final = {
-    "adapter": _copy_adapter, "merged": _write_merged, "gguf": _write_gguf, "gguf-lora": _write_gguf_lora
+_WRITERS: Final[dict[str, Callable[[Checkpoint, Path], None]]] = {
+    "adapter": _copy_adapter, "merged": _write_merged,
+    "gguf": _write_gguf, "gguf-lora": partial(_write_gguf, is_adapter=True),
 }  # fmt: skip
 
 

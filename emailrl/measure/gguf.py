@@ -23,9 +23,9 @@ _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5  # ggml's token types
 _HINT: Final = "Use --format merged, or adapter."
 
 
-def check_gguf(config: Any) -> None:
+def check_gguf(config: Any, tokenizer: Any) -> None:
     """Raise EmailRLError without the package ``gguf``, UsageError for a model that llama.cpp would not run as
-    transformers does, as far as its ``config`` tells."""
+    transformers does, whole or under an adapter."""
     if find_spec("gguf") is None:
         raise EmailRLError("Writing GGUF needs the gguf package.", "Run: pip install gguf")
     kind, rope = config.model_type, config.rope_parameters["rope_type"]
@@ -34,18 +34,17 @@ def check_gguf(config: Any) -> None:
         f"the rotary embedding {rope}": rope != "default" and (kind, rope) != ("llama", "llama3"),
         f"the activation {config.hidden_act}": config.hidden_act != "silu",
         "sliding windows": getattr(config, "use_sliding_window", False),
+        "the rules by which its tokenizer splits text": _rule_of(tokenizer) is None,
     }
     if found := [what for what, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(f"GGUF is not written for {' and '.join(found)}.", _HINT)
 
 
 def write_model(model: Any, tokenizer: Any, path: Path, name: str) -> None:
-    """Write a bare model and its tokenizer to ``path``. Raises as ``check_gguf``, and UsageError for a tokenizer whose
-    rules llama.cpp lacks."""
+    """Write a bare model that ``check_gguf`` passes, and its tokenizer, to ``path``."""
     import torch
 
     config = model.config
-    check_gguf(config)
     writer, naming_of = _writer(config, "model", name)
     writer.add_file_type({torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}[model.dtype])
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -74,8 +73,8 @@ def write_model(model: Any, tokenizer: Any, path: Path, name: str) -> None:
 
 
 def write_adapter(lora: Any, config: Any, path: Path, name: str) -> None:
-    """Write a ``PlainLora`` of a model with this ``config``. Raises as ``check_gguf``."""
-    check_gguf(config)
+    """Write a ``PlainLora`` of a model with this ``config``, which ``check_gguf`` passes. Raises UsageError for a layer
+    that llama.cpp cannot adapt."""
     writer, naming_of = _writer(config, "adapter", name)
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", lora.scale * lora.rank)
@@ -137,9 +136,7 @@ def _write(writer: Any, path: Path, tensors: Mapping[str, Any]) -> None:
 def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
     """Write vocabulary (padded to ``size``, as the embedding is), merges, special tokens and chat template."""
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
-    words, rule = whole["model"], _rule_of(whole)
-    if rule is None:
-        raise UsageError("llama.cpp has no rule that splits text as this model's tokenizer does.", _HINT)
+    words = whole["model"]
     texts, kinds = [f"[PAD{number}]" for number in range(size)], [_UNUSED] * size
     for text, number in words["vocab"].items():
         texts[number], kinds[number] = text, _NORMAL
@@ -147,7 +144,7 @@ def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
         texts[added["id"]] = added["content"]
         kinds[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(rule)
+    writer.add_tokenizer_pre(_rule_of(tokenizer))
     writer.add_token_list(texts)
     writer.add_token_types(kinds)
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in words["merges"]])
@@ -158,8 +155,9 @@ def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
     writer.add_chat_template(tokenizer.chat_template)
 
 
-def _rule_of(whole: Mapping[str, Any]) -> str | None:
+def _rule_of(tokenizer: Any) -> str | None:
     """llama.cpp's name for how a byte-level BPE splits text; None for any other tokenizer."""
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
     match whole["model"]["type"], (whole["pre_tokenizer"] or {}).get("pretokenizers"):
         case "BPE", [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "use_regex": True}]:
             return "smollm"

@@ -67,6 +67,16 @@ def test_it_answers_with_sources(play: Play) -> None:
     assert "<m0@x>" in results[0] and "The lease ends on 31 May 2002." in results[1]
 
 
+def test_a_packaged_policy_is_asked_each_question_alone(play: Play, parts: tuple[Path, Path], tmp_path: Path) -> None:
+    config = {"db": parts[1], "max_tokens": 4, "max_turns": 1}
+    adapter = make_checkpoint(tmp_path / "run" / "best_model", Path("nano")).path
+    agents = [EmailAgent("nano", config=config), EmailAgent(adapter, config=config), play("x", max_turns=1)]
+    told = [("When?", "In May.")]
+    shown = [agent.answer("And then?", ANN, earlier=told).trajectory.messages[1:-1] for agent in agents]
+    whole = ["When?", "In May.", "And then?"]
+    assert [[message.content for message in each] for each in shown] == [whole[2:], whole[2:], whole]
+
+
 def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:
     model, db = parts
     config = {"db": db, "max_tokens": 12, "max_turns": 1, "eval_temperature": 1.0}

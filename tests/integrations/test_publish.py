@@ -152,12 +152,9 @@ def test_verifiers_runs_the_package_and_rewards_alike(tmp_path: Path, played: Pl
     assert publish("verifiers", "--db", tmp_path / "mail.db", "--out", tmp_path / "package").exit_code == 0
     install(python, tmp_path / "package")
     [line] = [line for line in (tmp_path / "package/README.md").read_text().splitlines() if line.startswith("vf-eval")]
-    command = [python.with_name("vf-eval"), *line.replace("-n 5", "-n 3").split()[1:]]
-    command += ["--client.base-url", model.url, "--client.api-key-var", "KEY", "-m", "m", "--no-push", "--no-rich"]
-    path = f"{python.parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PATH": path, "KEY": "-"}, capture_output=True, text=True, timeout=500
-    )
+    line = line.replace("-n 5", "-n 3").replace("http://127.0.0.1:8000/v1", model.url)
+    own = os.environ | {"PATH": f"{python.parent}:{os.environ['PATH']}", "MODEL_KEY": "-"}
+    done = subprocess.run(line.split(), cwd=tmp_path, env=own, capture_output=True, text=True, timeout=500)
     [file] = tmp_path.glob("outputs/*/traces.jsonl")
     found = {}
     for record in map(json.loads, file.read_text().splitlines()):
