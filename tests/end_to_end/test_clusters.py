@@ -1,4 +1,4 @@
-"""The documented scripts on Slurm and Ray clusters of two nodes on this machine: one dies, the run resumes."""
+"""The documented script on a Slurm cluster of two nodes on this machine: one dies, the run resumes."""
 
 from __future__ import annotations
 
@@ -60,36 +60,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
         daemon.wait(30)
 
 
-@pytest.fixture
-def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    pytest.importorskip("ray", reason="needs Ray (pip install ray)")
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "200")
-    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
-    nodes, log = list[subprocess.Popen[bytes]](), tmp_path / "ray.log"
-    how = ["--head", f"--port={free_port()}", "--include-dashboard=false"]
-    for _ in range(2):
-        with log.open("w") as output:
-            nodes.append(subprocess.Popen([*start, *how], stdout=output))
-        until(lambda: "Ray runtime started" in log.read_text())
-        address = os.environ.get("RAY_ADDRESS") or log.read_text().partition("address='")[2].partition("'")[0]
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        how = [f"--address={address}"]
-    yield [sys.executable, str(SCRIPTS / "ray_train.py"), "--cpu", "--num-hosts", "2"]
-    for node in reversed(nodes):
-        node.terminate()
-        node.wait(30)
-
-
-@pytest.mark.parametrize("cluster", ["slurm", "ray"])
 def test_a_run_one_of_whose_nodes_dies_resumes(
-    cluster: str, options: Options, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    slurm: list[str], options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     settle(tmp_path, options(tmp_path, max_steps=30, per_device_train_batch_size=1, save_steps=1))
     metrics = tmp_path / "grpo_masked" / "metrics.jsonl"
-    command: list[str] = request.getfixturevalue(cluster)
-    with subprocess.Popen(command, cwd=tmp_path) as running:
+    with subprocess.Popen(slurm, cwd=tmp_path) as running:
         until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
         ranks = [each for each in psutil.process_iter(["environ"]) if second_of(each, tmp_path)]
         assert len(ranks) == 1
