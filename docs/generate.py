@@ -2,13 +2,16 @@
 
 In ``docs/reference``, ``cli.md`` has every command's ``--help``, ``settings.md`` every setting with its names, default
 and meaning, ``api.md`` the docstrings of what programs import, ``openrlhf.md`` every flag of OpenRLHF with its
-equivalent settings. ``docs/llms.txt`` has every page with its first sentence.
+equivalent settings. ``docs/llms.txt`` has every page with its first sentence. ``docs/images/example.html``, which git
+does not keep, is the page of a quickstart's run.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -210,6 +213,14 @@ def llms_txt(docs: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def example_page(docs: Path) -> str:
+    """The page of a quickstart's run: what was recorded of it (``tests/documents/pictures.py``), in today's scripts."""
+    from emailrl.page.build import PageData, page
+
+    run, *shown = map(json.loads, gzip.decompress((docs / "images/example.jsonl.gz").read_bytes()).splitlines())
+    return page(PageData(run, [each["row"] for each in shown], lambda: (each["detail"] for each in shown)))
+
+
 def main() -> None:
     """Write the pages into the folder named on the command line."""
     folder = Path(sys.argv[1])
@@ -221,6 +232,7 @@ def main() -> None:
     openrlhf = reference / "openrlhf.md"
     prose = openrlhf.read_text(encoding="utf-8").partition(_GENERATED)[0]
     openrlhf.write_text(f"{prose}{_GENERATED}\n{openrlhf_reference()}", encoding="utf-8")
+    (folder / "images/example.html").write_text(example_page(folder), encoding="utf-8")
     (folder / "llms.txt").write_text(llms_txt(folder), encoding="utf-8")
 
 

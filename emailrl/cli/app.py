@@ -122,7 +122,7 @@ def emailrl_command(
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
-    elif os.environ.get("WORLD_SIZE", "1") != "1" and context.invoked_subcommand != "train":
+    elif os.environ.get("WORLD_SIZE", "1") != "1" and context.invoked_subcommand not in ("train", "sft"):
         raise UsageError(f"emailrl {context.invoked_subcommand} runs as one process.", "Start it without torchrun.")
 
 

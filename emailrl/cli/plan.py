@@ -30,7 +30,6 @@ from emailrl.settings import load_settings
 
 if TYPE_CHECKING:
     from emailrl.plan import Plan
-    from emailrl.plan.time import Use
 
 GIB = 2**30
 Row = tuple[str, str, str]
@@ -199,81 +198,29 @@ def _time(planned: Plan) -> list[Row]:
 
 
 def _json(planned: Plan) -> dict[str, Any]:
-    """Memory in GiB, times in seconds."""
-    job, tokens, memory, cost = planned.job, planned.tokens, planned.memory, planned.cost
+    """What the plan's parts hold, under their own names: memory in bytes, times in seconds."""
+    job, memory = planned.job, planned.memory
     lora, device = job.settings.lora, job.cluster.device
-    parts = {"resident": memory.resident, "sampling": memory.sampling, "training": memory.training}
-    counts = ("per_trajectory", "longest", "most_per_trajectory", "source", "per_step", "steps", "questions")
-    changes = {
-        name: [{"change": way.text, "peak": _gib(way.peak), "run_seconds": round(way.run_seconds, 1)} for way in ways]
-        for name, ways in (("ways", planned.ways), ("faster", planned.faster))
-    }
+    lists = {name: [each._asdict() for each in getattr(planned, name)] for name in ("obstacles", "ways", "faster")}
+    split, other = planned.split, planned.alternative
     return {
-        **_picked(planned, "runs", "fits", "verdict", "notes"),
-        "obstacles": [one._asdict() for one in planned.obstacles],
+        **_told(planned, "job", "worst", "use"),
+        **lists,
         "model": {
             "name": job.settings.model.name,
             "parameters": job.shape.parameters,
             "lora_parameters": job.shape.lora_parameters(lora.lora_rank, lora.target_modules),
         },
-        "device": {"name": device.name, "gib": round(device.gib, 1), "num_gpus": job.cluster.gpus},
-        "memory": {
-            **{phase: {name: _gib(size) for name, size in sizes.items()} for phase, sizes in parts.items()},
-            **{name: _gib(getattr(memory, name)) for name in ("sampling_peak", "training_peak", "peak", "usable")},
-            "worst_peak": _gib(planned.worst.peak),
-            "worst_fits": planned.worst.fits,
-            "layers": memory.layout.layers,
-            "kept": memory.keep.name.lower(),
-            "micro_batch_tokens": memory.micro_batch_tokens,
-            "cache_bytes_per_token": job.shape.cache_bytes(memory.layout.itemsize),
-            "cache_tokens": memory.cache_tokens,
-            "cache_needs_tokens": memory.cache_needs,
-            "trajectories_at_once": memory.at_once,
-        },
-        "tokens": _picked(tokens, *counts)
-        | {
-            "trainable_share": round(tokens.trainable_share, 4),
-            "trajectories_per_step": tokens.trajectories,
-            "run": tokens.per_step * tokens.steps,
-            "epochs": round(tokens.epochs, 4),
-        },
-        "seconds": _phases(planned.use)
-        | {
-            "evaluations": tokens.evaluations,
-            "confirmed": round(tokens.confirmed, 4),
-            "scoring_passes": job.scoring_passes,
-            "utilization": round(planned.use.utilization, 3),
-            "measured": planned.measured.seconds if planned.measured else None,
-            "run": round(planned.run_seconds, 1),
-        },
-        "tokens_per_second": round(planned.tokens_per_second, 1),
-        "split": planned.split and _split(planned.split),
-        "alternative": planned.alternative and _split(planned.alternative),
-        "price_per_gpu_hour": planned.price,
-        "cost": None if cost is None else round(cost, 2),
-        **changes,
+        "device": {"name": device.name, "gib": device.gib, "num_gpus": job.cluster.gpus},
+        "memory": _told(memory) | {"keep": memory.keep.name.lower(), "worst": _told(planned.worst, "layout", "keep")},
+        "tokens": _told(planned.tokens),
+        "seconds": _told(planned.use, "memory", "tokens"),
+        "split": split and _told(split, "memory", "tokens") | {"sharded_over": split.memory.cards},
+        "alternative": other and _told(other, "memory", "tokens") | {"sharded_over": other.memory.cards},
     }
 
 
-def _split(split: Use) -> dict[str, Any]:
-    return _picked(split, "shared", "trainers", "servers", "tensor_parallel") | {
-        "sharded_over": split.memory.cards,
-        "sampling": round(split.sampling, 2),
-        "playing": round(split.playing, 2),
-        "seconds": _phases(split),
-        "tokens_per_second": round(split.tokens_per_second, 1),
-    }
-
-
-def _phases(use: Use) -> dict[str, Any]:
-    names = ("rollout", "handover", "score", "train", "gather", "reduce", "step", "evaluation")
-    phases = {name.replace("reduce", "all_reduce"): round(getattr(use, name), 3) for name in names}
-    return phases | {"overlaps": use.overlaps}
-
-
-def _picked(whole: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(whole, name) for name in names}
-
-
-def _gib(size: int) -> float:
-    return round(size / GIB, 3)
+def _told(whole: Any, *but: str) -> dict[str, Any]:
+    """A dataclass's fields and properties by name, without those named."""
+    properties = (name for name, kind in vars(type(whole)).items() if isinstance(kind, property))
+    return {name: getattr(whole, name) for name in (*whole.__slots__, *properties) if name not in but}

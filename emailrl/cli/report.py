@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from emailrl.base.disk import check_out, check_own, write_out
-from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overwrite, addresses_in, names_in, path_option
@@ -42,7 +41,10 @@ Redact = Annotated[
 def report(
     runs: Annotated[
         list[Path] | None,
-        Argument(metavar="[run]...", help="Run or benchmark, or runs to compare. Default: newest run, else benchmark."),
+        Argument(
+            metavar="[run]...",
+            help="Run or benchmark, or runs to compare. Default: newest run, else benchmark or rollout.",
+        ),
     ] = None,
     html: Annotated[
         Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")
@@ -52,11 +54,10 @@ def report(
     json: Json = False,
 ) -> None:
     from emailrl.page.build import gather_runs
-    from emailrl.page.place import made_in, newest_file, newest_run
+    from emailrl.page.place import newest_made
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
-    output_dir = settings.output.output_dir
     for each in runs or []:
         check_searchable(each)
     if runs and len(runs) > 1:
@@ -65,15 +66,8 @@ def report(
         if json:
             print_json(written)
         return
-    run = next(iter(runs or []), None)
-    if run is None and (run := newest_run(output_dir)) is not None:
-        say(f"Newest run: {run}")
-    elif run is None:
-        if (file := newest_file([output_dir.parent / "benchmarks"])) is None:
-            problem = f"No run or benchmark with trajectories under {output_dir.parent}."
-            raise UsageError(problem, "Make one (emailrl train or benchmark), or name one.")
-        run = made_in(file)
-        say(f"Newest benchmark: {run}")
+    if (run := next(iter(runs or []), None)) is None:
+        say(f"Newest: {(run := newest_made(settings.output.output_dir))}")
     target = html or Path(f"{run.absolute().name}.html")
     if html is None:
         check_own(target, "--html")

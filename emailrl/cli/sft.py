@@ -5,7 +5,7 @@ With --questions, or a question file beside --db, scripted experts answer the tr
 chat server or another program produced it (ATIF documents, chat messages in OpenAI's form). With neither, experts
 answer demo questions. Only the assistant's own tokens are trained. Inboxes of the split val (else of a tenth of the
 conversations) are held out; their loss selects best_model, the starting point for `emailrl train --adapter` (--full:
---model).
+--model). --nproc N divides every batch among N ranks.
 
 Examples:
 
@@ -13,6 +13,7 @@ Examples:
   emailrl sft --model Qwen/Qwen3-0.6B --questions mine.jsonl --db mine.db
   emailrl sft --trajectories teacher.jsonl --best-of 8 --min-reward 1
   emailrl sft --model Qwen/Qwen3-0.6B --questions mine.jsonl --full
+  emailrl sft --nproc 8 --model Qwen/Qwen3-4B --questions mine.jsonl
   emailrl sft --from-scratch --max-steps 1800 --batch-size 128 --out small
   emailrl sft --resume latest
 """
@@ -28,6 +29,8 @@ from typer import Option
 from emailrl.cli.inputs import check_inputs, suggest, with_inputs
 from emailrl.cli.options import Json, Overrides, Trust, path_option, setting_options
 from emailrl.cli.output import print_json, say
+from emailrl.cli.train import does_other_work
+from emailrl.ranks.launch import Launch
 from emailrl.settings import load_settings
 
 
@@ -35,7 +38,7 @@ from emailrl.settings import load_settings
     "model_name adapter full_finetuning from_scratch experts questions db train_dataset_size eval_dataset_size",
     "best_of min_reward thinking chat_template_kwargs",
     "sft_steps sft_batch_size sft_learning_rate sft_eval_steps sft_patience",
-    "seed wandb_mode tensorboard trackio allow_shared_inbox verbose",
+    "nproc seed wandb_mode tensorboard trackio allow_shared_inbox verbose",
     verbose="Log debug messages in training.log.",
 )
 def sft(
@@ -51,6 +54,10 @@ def sft(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
+    given = overrides | {"trajectories": trajectories or None}
+    settings = load_settings(given, trust=trust)
+    if does_other_work(Launch(settings.training.nproc), "emailrl.sft.loop", settings.training, settings.model.device):
+        return
     from emailrl.cli.live import LiveRun
     from emailrl.model.resolve import check_base
     from emailrl.questions.load import questions_file
@@ -58,8 +65,6 @@ def sft(
     from emailrl.sft.loop import find_run
     from emailrl.sft.loop import sft as run
 
-    given = overrides | {"trajectories": trajectories or None}
-    settings = load_settings(given, trust=trust)
     directory, checkpoint = find_run(settings.output.output_dir, out, resume)
     if checkpoint is not None:
         say(f"Resuming from {checkpoint.path} with the options recorded there.")

@@ -29,6 +29,7 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ from emailrl.cli.options import Json, Overrides, Preset, Trust, setting_options
 from emailrl.cli.output import print_json, say
 from emailrl.ranks.alone import Place
 from emailrl.ranks.launch import Launch, launch, restarts
-from emailrl.settings import Settings, beyond_defaults, load_settings
+from emailrl.settings import Settings, TrainingSettings, beyond_defaults, load_settings
 
 _cluster = partial(Option, rich_help_panel="Cluster")
 SMALLEST_RANK = 1 << 28  # bytes of memory that a rank needs at least, for its libraries
@@ -90,7 +91,7 @@ def train(
         _check(settings)  # before any rank starts
     own = settings.training
     ranks = Launch(own.nproc, own.nnodes, node_rank, rdzv_endpoint, max_restarts, own.rank_start_timeout)
-    if _does_other_work(ranks, settings):
+    if does_other_work(ranks, "emailrl.training.team", own, settings.model.device):
         return
     resume, overwrite = _after_restart(settings, settings.output.resume, overwrite)
     if resume is not None:
@@ -145,8 +146,8 @@ def _check(settings: Settings) -> None:
     check_engine(settings, trainable=True)
 
 
-def _does_other_work(ranks: Launch, settings: Settings) -> bool:
-    """Launch the ranks, or run as one other than 0, and return True when done; False if this process trains."""
+def does_other_work(ranks: Launch, room: str, training: TrainingSettings, device: str) -> bool:
+    """Launch the ranks, or ``follow``, of the module ``room``, as one other than 0; False if this process leads."""
     if ranks.is_needed:
         from emailrl.model.layout import total_memory
 
@@ -159,12 +160,10 @@ def _does_other_work(ranks: Launch, settings: Settings) -> bool:
         if code:
             sys.exit(code)  # no further line: the reason has been printed
         return True
-    if Place.here().rank == 0:
-        return False
-    from emailrl.training.team import follow
-
-    follow(settings.training, settings.model.device)
-    return True
+    if Place.here().rank:
+        import_module(room).follow(training, device)
+        return True
+    return False
 
 
 def _after_restart(settings: Settings, resume: str | None, overwrite: bool) -> tuple[str | None, bool]:

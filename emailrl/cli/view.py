@@ -21,7 +21,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
 
@@ -33,35 +32,21 @@ def view(
     ] = None,
     port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
+    from emailrl.page.place import find_file, has_numbers, newest_made, runs_in
     from emailrl.page.server import PageServer, Served
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
+    if run is None:
+        run = newest_made(settings.output.output_dir)
+    elif not (run.exists() and (has_numbers(run) or len(runs_in(run)) > 1)):
+        check_searchable(run)
+        find_file(run)
     try:
-        place, chosen = _chosen(run, settings.output.output_dir)
-        served = Served(place, model_name=settings.model.name)
+        served = Served(run, model_name=settings.model.name)
         with PageServer(served, port) as server:
-            say(f"Serving {served.place.root}{chosen} on this machine only; Ctrl-C ends it.")
+            say(f"Serving {served.place.root} on this machine only; Ctrl-C ends it.")
             print(server.address, flush=True)
             server.serve_forever()
     except KeyboardInterrupt:
         say("Stopped.")
-
-
-def _chosen(run: Path | None, output_dir: Path) -> tuple[Path, str]:
-    """The run or file to serve; and why it was chosen, if none was named. UsageError if there is nothing to show."""
-    from emailrl.page.place import has_numbers, made_in, newest_file, newest_run, output_roots, runs_in
-
-    if run is not None:
-        if not run.exists():
-            raise UsageError(f"{run} does not exist.", "Pass a run's folder or a trajectory file.")
-        if has_numbers(run) or len(runs_in(run)) > 1:
-            return run, ""
-        check_searchable(run)
-        if newest_file([run]) is not None:
-            return run, ""
-    elif (newest := newest_run(output_dir)) is not None:
-        return newest, " (the newest run)"
-    elif (file := newest_file(output_roots(output_dir))) is not None:
-        return made_in(file), " (the newest trajectories; there is no run)"
-    raise UsageError(f"{run or output_dir.parent} holds no trajectory yet.", "Start emailrl train or rollout first.")

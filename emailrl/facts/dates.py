@@ -19,7 +19,7 @@ _WEEKDAY = (
     + "|".join(sorted(WEEKDAYS.keys() - set(_WORDLIKE), key=len, reverse=True))
     + r"|(?-i:Mon|Wed|Sat|Sun|MON|WED|SAT|SUN))|(?:mon|tues|wednes|thurs|fri|satur|sun)days)\b\.?"
 )
-_DAY = r"\d{1,2}(?:st|nd|rd|th)?(?![\d:/]|\s?(?:[ap]\.?m\b|%))"
+_DAY = r"\d{1,2}(?:st|nd|rd|th)?(?![\d:/]|,\d{3}|\s?(?:[ap]\.?m\b|%))"
 _MORE = rf"(?:\s?(?:-|\u2013|,|&|and|or|to|through|until)\s?(?:the\s)?{_DAY}(?!\d)){{0,5}}"
 _YEAR = r"(?:,?\s?(?P<{0}>(?:19|20)\d\d|'\d\d)\b)?"
 _PART = r"(?:,?\s(?:in\sthe\s)?(?P<part>morning|afternoon|evening|night)s?\b)?"
@@ -49,7 +49,7 @@ DATE = re.compile(
     rf"|(?P<month3>(?!may\b|mar\b){MONTH}|(?-i:May\b)(?!\s(?:I|we|you|he|she|it|they|the)\b)|(?<=in\s)may\b"
     rf"|(?<=of\s)may\b)(?:\sof)?{_YEAR.format('year3')}"
     r"|(?<=the\s)(?P<day_only>\d{1,2})(?:st|nd|rd|th)\b"
-    r"(?!\s(?:floor|street|avenue|quarter|grade|time|place|century|round|edition|amendment)\b)"
+    r"(?!\s(?:floor|street|avenue|quarter|grade|time|place|century|round|edition|amendment|business|working)\b)"
     rf")|(?P<bare>{_WEEKDAY}))\)?{_PART}",
     re.IGNORECASE,
 )
@@ -61,7 +61,7 @@ TIME = re.compile(
     r"|(?P<military>[01]\d[0-5]\d|2[0-3][0-5]\d)\s(?:hours|hrs)\b"
     r"|(?P<past>half|quarter|ten|twenty|five)\s(?P<way>past|to|after)\s(?P<spoken>\w+)"
     r"|(?P<clock>\d{1,2}|\w+)\so'clock"
-    r"|(?<=at\s)(?P<bare>1[0-2]|[1-9])(?=\s*(?:[,;)]|\.?$|\.\s|(?:and|or|on|in|sharp|tomorrow|today)\b))"
+    r"|(?<=at\s)(?P<bare>1[0-2]|[1-9])(?=\s*(?:,(?!\d)|[;)]|\.?$|\.\s|(?:and|or|on|in|sharp|tomorrow|today)\b))"
     rf"|(?P<hour_word>{_HOUR})(?=\sin\sthe\s(?:morning|afternoon|evening)\b|\sat\snight\b)"
     r"|(?:12\s?)?(?P<named>noon|midday|midnight)\b"
     rf")(?:\s(?P<when>in\sthe\s(?:morning|afternoon|evening)|at\snight))?(?:,?\s?\(?{ZONE}\)?)?",

@@ -49,8 +49,8 @@ STOPWORDS = listed(
     suggest suggests suggested suggesting recommend recommends recommended recommending state states stated note noted
     inform informed indicate indicates indicated think thinks thought want wants wanted need needs needed go going
     get gets got make makes made take takes took cannot never nobody none nothing neither currently now
-    approximately roughly nearly almost exactly sharp total called named answer know known follow follows following
-    it's he's she's they're i'm you're we're that's there's email emails mail message user however moreover
+    approx approximately roughly nearly almost exactly sharp total called named answer know known follow follows
+    following it's he's she's they're i'm you're we're that's there's email emails mail message user however moreover
     therefore thus whether specifically apparently based find found"""
 )
 

@@ -13,14 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import emailrl
 from emailrl.agent.tools import tool_schemas, tools_of
 from emailrl.engines.dialects import DIALECTS, before_calls, said_in
-from emailrl.records import Record, encode
-from emailrl.records.trajectory import Message, Trajectory, scenario_fields
+from emailrl.records import Record, encode, trajectory_to_dict
+from emailrl.records.trajectory import Message, Trajectory, scenario_fields, trajectory_in_line
 from emailrl.settings import AgentSettings
 
 HERMES: Final = "hermes"
@@ -29,30 +30,16 @@ AGENT: Final = "emailrl"
 
 def redacted(trajectory: Trajectory, replaced: Callable[[Any], Any]) -> Trajectory:
     """The trajectory with its texts ``replaced``, and without its tokens, which anyone with the tokenizer can read."""
-    scenario, texts = trajectory.scenario, ("question", "answer", "message_ids", "inbox_address", "id", "twins")
-    messages = [
-        replace(
-            said,
-            content=replaced(said.content),
-            tool_calls=[replace(call, arguments=replaced(call.arguments)) for call in said.tool_calls],
-            parse_error=replaced(said.parse_error),
-        )
-        for said in trajectory.messages
-    ]
     bare: dict[str, Any] = {"completion_ids": [], "logprobs": [], "tool_args": None, "tool_result": None}
     turns = [replace(turn, **bare) for turn in trajectory.turns]  # what the calls and results were is in messages
-    return replace(
-        trajectory,
-        id=replaced(trajectory.id),
-        group_id=replaced(trajectory.group_id),
-        scenario=replace(scenario, **{name: replaced(getattr(scenario, name)) for name in texts}),
-        messages=messages,
-        turns=turns,
-        samples=[],
-        final_answer=replaced(trajectory.final_answer),
-        final_sources=replaced(trajectory.final_sources),
-        exception=replaced(trajectory.exception),
-    )
+    record = trajectory_to_dict(replace(trajectory, turns=turns, samples=[]))
+    texts = [*("id", "group_id", "final_answer", "final_sources", "exception", "content", "parse_error")]
+    texts += ["question", "answer", "message_ids", "inbox_address", "twins"]
+    for part in (record, record["scenario"], *record["messages"]):
+        part |= {name: replaced(part[name]) for name in texts if name in part}
+        for call in part.get("tool_calls", ()):
+            call["arguments"] = replaced(call["arguments"])
+    return trajectory_in_line(Path("redacted"), 1, encode(record))
 
 
 def chat(trajectory: Trajectory) -> list[Record]:

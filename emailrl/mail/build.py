@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -108,7 +109,11 @@ def build_database(
                 else:
                     sieve.remember(keys)
             num_before = len(before)
-            read = emails.read(judge, workers) if isinstance(emails, Source) else (judge(email) for email in emails)
+            read = (
+                emails.read(judge, workers, building.with_suffix(".unpacked"))
+                if isinstance(emails, Source)
+                else (judge(email) for email in emails)
+            )
             with contextlib.closing(read) as mails:
                 seen = 0
                 for seen, mail in enumerate(mails, 1):
@@ -140,7 +145,7 @@ def build_database(
         elif not (append and old) and not loader.mails:
             counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
             keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
-            formats = " docs/guides/data.md lists the formats, and converters for Outlook's."
+            formats = " docs/guides/data.md lists the formats."
             more = keeping + (formats if "not_mail" in sieve.skipped else "")
             raise UsageError(f"There is no mail to store ({counts}).", f"Nothing was written.{more}")
     seconds = round(time.monotonic() - started, 3)
@@ -178,6 +183,8 @@ def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator
             TEMPORARY.update((building, lock.path))
             _check(db, overwrite=overwrite, append=append or sync)
             building.unlink(missing_ok=True)  # a build that was killed leaves it
+            shutil.rmtree(unpacked := building.with_suffix(".unpacked"), ignore_errors=True)
+            at_end.callback(shutil.rmtree, unpacked, ignore_errors=True)
             building.touch(exist_ok=False)
         except BlockingIOError:
             hint = "Wait for it to finish, or choose another --db."

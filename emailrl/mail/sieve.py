@@ -38,9 +38,6 @@ _JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
 _FOLDER = re.compile(r"[^/#]++(?=[/#])")
 _TRASHED = re.compile(r"[:;!]2,[A-S]*T[A-Za-z]*\Z")  # a Maildir's flag
 
-_TRIMMED = (" \n", "\t\n", *"\r\v\f\x1c\x1d\x1e")
-"""What an ASCII text has between lines if trimming it may change it."""
-
 Listing = Callable[[str, str, str], None]
 """Called for every message skipped or repaired, with which of the two, the reason, and its name in the source."""
 
@@ -50,7 +47,7 @@ class Keys(NamedTuple):
 
     id_key: bytes  # of the Message-ID
     content_key: bytes  # of subject, body and sender
-    trimmed_key: bytes  # of the same without line endings and trailing whitespace, which archives change
+    trimmed_key: bytes  # of the same without line endings and trailing whitespace, which archives change; or empty
     unnamed_key: bytes  # of the date and the content of ``trimmed_key``; empty for an email with its own Message-ID
 
 
@@ -115,12 +112,15 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
         defects += ("long_address",)
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     people = "\n".join(dict.fromkeys([f"{kind} {address}" for kind, address in recipients]))
-    keys = keys_of(message_id, subject, sender, email.body, date)
+    keys = keys_of(message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe))
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
-    shown = dict.fromkeys([*email.names.values(), *email.attachments])
-    own = " ".join(shown)
-    extra = " ".join(map(marked, (*shown, *other_spellings(own, subject, email.body))))
+    own, extra = "", ""
+    if names or attachments:
+        shown = dict.fromkeys([*email.names.values(), *email.attachments])
+        own, extra = " ".join(shown), " ".join(map(marked, shown))
+    if others := other_spellings(own, subject, email.body):
+        extra = " ".join([extra, *map(marked, others)])
     if others := indexed_words(own, subject, email.body):
         extra = " ".join([extra, *others])
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
@@ -136,18 +136,18 @@ def _is_junk(email: RawEmail) -> bool:
     return not _JUNK.isdisjoint(shown | labels) or "bin" in labels or _TRASHED.search(email.file_name) is not None
 
 
-def keys_of(message_id: str, subject: str, from_address: str, body: str, date: str | None) -> Keys:
-    """Return the keys of an email; ``date`` is in its stored form."""
-    content = own = _hash(body)
-    if not body.isascii() or any(end in body for end in _TRIMMED) or body[-1:].isspace():
-        own = _hash("\n".join(map(str.rstrip, body.splitlines())).rstrip())
-    trimmed = _hash(f"{subject.strip()}\0{from_address}", own)
-    return Keys(
-        blake2b(message_id.encode(), digest_size=12).digest(),
-        _hash(f"{subject}\0{from_address}", content),
-        trimmed,
-        _hash(str(date), trimmed) if message_id.endswith(MADE_UP) else b"",
-    )
+def keys_of(
+    message_id: str, subject: str, from_address: str, body: str, date: str | None, *, trimmed: bool = True
+) -> Keys:
+    """Return the keys of an email; ``date`` is in its stored form. An email with its own Message-ID gets no trimmed key
+    without ``trimmed``."""
+    content, trimmed_key = _hash(f"{subject}\0{from_address}", _hash(body)), b""
+    is_unnamed = message_id.endswith(MADE_UP)
+    if trimmed or is_unnamed:
+        text = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
+        trimmed_key = _hash(f"{subject.strip()}\0{from_address}\0{text}")
+    unnamed = _hash(str(date), trimmed_key) if is_unnamed else b""
+    return Keys(blake2b(message_id.encode(), digest_size=12).digest(), content, trimmed_key, unnamed)
 
 
 def _hash(text: str, more: bytes = b"") -> bytes:
@@ -177,7 +177,8 @@ class Sieve:
         elif mail.keys.id_key in self._ids or (not mail.is_research and mail.keys.unnamed_key in self._unnamed):
             reason = "duplicate_id"
         else:
-            self.remember(mail.keys)
+            dedupes = self._dedupe or (self._dedupe is None and mail.is_research)  # otherwise no content is compared
+            self.remember(mail.keys if dedupes else mail.keys._replace(content_key=b""))
             for defect in mail.defects:
                 self.defects[defect] += 1
                 self._listing("repaired", defect, mail.file_name)

@@ -8,10 +8,13 @@ on their order or on the build.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 
+import numpy as np
+
+_Numbers = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 Row = tuple[int, str, str | None, str]
 """An email's id, Message-ID, subject, and the Message-IDs it refers to, separated by spaces."""
 
@@ -21,40 +24,50 @@ _PREFIX_CHARS = 12  # in which a reply's first prefix ends
 
 def threads_of(rows: Callable[[], Iterable[Row]]) -> Iterator[tuple[int, int]]:
     """Yield (id of an email, number of its thread) for the emails of threads of two or more. ``rows`` is called
-    twice. Memory: two texts for each email that has references or a subject with replies."""
-    parents: dict[str, str] = {}  # of Message-IDs, and of topics after a NUL
-    replied: set[str] = set()  # the topics of replies without references
-
-    def root(node: str) -> str:
-        while (parent := parents.setdefault(node, node)) != node:
-            parents[node] = node = parents[parent]
-        return node
-
-    def join(one: str, other: str) -> None:
-        first, second = sorted((root(one), root(other)))
-        parents[second] = first
-
-    for _, message_id, subject, references in rows():
-        if references:
-            for reference in references.split(" "):
-                join(message_id, reference)
-        elif subject and ":" in subject[:_PREFIX_CHARS] and _PREFIXES.match(subject):
-            replied.add(_topic(subject))
-    replied.discard("")
-    found = []
-    for email_id, message_id, subject, references in rows() if parents or replied else ():
-        if subject and not references and (topic := _topic(subject)) in replied:
-            join(message_id, f"\0{topic}")
-        if message_id in parents:
-            found.append((email_id, message_id))
-    members = [(email_id, root(message_id)) for email_id, message_id in found]
-    sizes = Counter(node for _, node in members)
-    numbers = {
-        node: int.from_bytes(blake2b(node.encode(), digest_size=8).digest(), "big") >> 1
-        for node, size in sizes.items()
-        if size > 1
+    twice. Memory: 16 bytes for each email and for each reference, a number for each subject of such replies."""
+    links, ids = array("Q"), array("q")  # pairs of nodes: Message-IDs, and topics after a NUL
+    replied = {
+        _node(f"\0{topic}")
+        for _, _, subject, references in rows()
+        if subject and not references and ":" in subject[:_PREFIX_CHARS] and _PREFIXES.match(subject)
+        if (topic := _topic(subject))
     }
-    yield from ((email_id, numbers[node]) for email_id, node in members if node in numbers)
+    own = array("Q")
+    for email_id, message_id, subject, references in rows():
+        node = _node(message_id)
+        ids.append(email_id)
+        own.append(node)
+        for reference in references.split(" ") if references else ():
+            links.extend((node, _node(reference)))
+        if replied and subject and not references and (other := _node(f"\0{_topic(subject)}")) in replied:
+            links.extend((node, other))
+    nodes, numbered = np.unique(np.frombuffer(links, np.uint64), return_inverse=True)
+    if not nodes.size:
+        return
+    first = _components(numbered[::2], numbered[1::2], nodes.size)
+    places = np.minimum(np.searchsorted(nodes, own), nodes.size - 1)
+    linked = np.flatnonzero(nodes[places] == np.frombuffer(own, np.uint64))
+    thread = first[places[linked]]
+    kept = np.bincount(thread, minlength=nodes.size)[thread] > 1
+    numbers = nodes[thread[kept]] >> np.uint64(1)
+    yield from zip(np.frombuffer(ids, np.int64)[linked[kept]].tolist(), numbers.tolist(), strict=True)
+
+
+def _components(one: _Numbers, other: _Numbers, nodes: int) -> _Numbers:
+    """The lowest node that each of so many nodes is linked with, through others too. Every round halves the number of
+    trees that are not done, at least."""
+    root = np.arange(nodes)
+    while not np.array_equal(ones := root[one], others := root[other]):
+        lower = np.minimum(ones, others)
+        np.minimum.at(root, ones, lower)
+        np.minimum.at(root, others, lower)
+        while not np.array_equal(above := root[root], root):
+            root = above
+    return root
+
+
+def _node(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def _topic(subject: str) -> str:

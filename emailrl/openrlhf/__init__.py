@@ -1,4 +1,4 @@
-"""Convert OpenRLHF flags to emailrl settings: their table (`table`), and their parser and TOML writer (`convert`)."""
+"""Convert OpenRLHF flags to emailrl settings: the table in ``flags.toml``, a parser and a TOML writer in `convert`."""
 
 from emailrl.openrlhf.convert import FLAGS, Flag, find_flag, parse, to_toml
 

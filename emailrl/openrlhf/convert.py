@@ -8,9 +8,11 @@ import json
 import math
 import re
 import shlex
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -18,7 +20,6 @@ from pydantic import ValidationError
 from emailrl.base.credentials import without_credentials
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import one_line
-from emailrl.openrlhf.table import ROWS
 from emailrl.questions.load import HUB_QUESTIONS
 from emailrl.settings import Settings
 from emailrl.settings.names import Leaf, by_name, first_problem, leaves, nearest, tree_of
@@ -51,8 +52,8 @@ TAKES: Final[Mapping[str, tuple[int, float, str]]] = {
 }  # How many values a flag takes, at least and at most
 FLAGS: Final = tuple(
     Flag(name, dotted, takes, group, tuple(settings.split()), default, note)
-    for group, rows in ROWS.items()
-    for written, dotted, settings, default, note in rows
+    for group, rows in tomllib.loads(Path(__file__).with_name("flags.toml").read_text(encoding="utf-8")).items()
+    for written, (dotted, settings, default, note) in rows.items()
     for name, _, takes in [written.partition(" ")]
 )  # All known flags, in the order of the page
 NAMES: Final[Mapping[str, Flag]] = {alias: flag for flag in FLAGS for alias in (flag.name, flag.dotted) if alias}

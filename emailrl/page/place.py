@@ -60,15 +60,14 @@ def output_roots(output_dir: Path) -> list[Path]:
     return [*run_folders(output_dir), parent / "rollouts", parent / "benchmarks"]
 
 
-def newest_run(output_dir: Path) -> Path | None:
-    """Return the run with the newest trajectories, or None; ignores benchmarks and rollouts."""
-    newest = newest_file(run_folders(output_dir))
-    return None if newest is None else made_in(newest)
-
-
-def made_in(file: Path) -> Path:
-    """Return the run or benchmark that wrote a trajectory file, or the file itself if nothing else did."""
-    return file.parent.parent if file.parent.name == "trajectories" else file
+def newest_made(output_dir: Path) -> Path:
+    """Return the run with the newest trajectories, or without one the newest benchmark or rollout; ``UsageError`` if
+    there is none."""
+    newest = newest_file(run_folders(output_dir)) or newest_file(output_roots(output_dir))
+    if newest is None:
+        problem = f"No run, benchmark or rollout with trajectories under {output_dir.parent}."
+        raise UsageError(problem, "Make one (emailrl train, benchmark or rollout), or name one.")
+    return newest.parent.parent if newest.parent.name == "trajectories" else newest
 
 
 def newest_file(roots: Sequence[Path]) -> Path | None:
@@ -126,12 +125,12 @@ def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tupl
     index = None if file is None else TrajectoryIndex(file)
     position = 0 if index is None else max(len(index) - 1, 0)
     while True:
+        newest = newest_file(roots)  # asked first: what the older file got before a newer one began is read below
         if index is not None and index.path.exists():
             index.refresh()
             for each in range(position, len(index)):
                 yield index, each
             position = len(index)
-        newest = newest_file(roots)
         if newest == file:
             time.sleep(poll_seconds)
         elif newest is not None:

@@ -32,8 +32,6 @@ _LONGEST_CONNECT: Final = 60  # Seconds to connect to the first host, or to wait
 _SECONDS_TO_GIVE_UP: Final = 10  # Seconds after its time is over in which torch's store gives up connecting by itself.
 _CONNECTING: Final = ("_create_tcp_store", "StaticTCPRendezvous.next_rendezvous")
 """The functions of torch in which a launcher connects to the store."""
-
-
 SECONDS_TO_END: Final = 120
 """Seconds after a signal for the ranks to finish the current update and its checkpoint, before they are killed."""
 SECONDS_TO_FOLLOW: Final = 10  # Seconds after a signal in which the other ranks end once rank 0 has.

@@ -28,65 +28,10 @@ from emailrl.settings.trust import Risk, check, remember, risks_of, wandb_risks
 NEAR_MISS: Final = 0.85  # above this similarity an unknown name in ``.env`` is a typo; WANDB_API_KEY must stay below
 MAX_BYTES: Final = 2**20  # Maximum size of a settings file.
 
-PRESETS: Final[dict[str, dict[str, Any]]] = {
-    "recommended": {
-        "per_device_train_batch_size": 8,
-        "num_generations": 8,
-        "temperature": 1.0,
-        "learning_rate": "auto",
-        "lr_scheduler": "linear",
-        "warmup_steps": 2,
-        "num_mini_batches": 2,
-        "beta": 0.0,
-        "clip_high": 0.28,
-        "dynamic_filtering": True,
-        "filter_on": "spread",
-    },
-    "quick": {
-        "train_dataset_size": 10,
-        "eval_dataset_size": 5,
-        "per_device_train_batch_size": 2,
-        "num_generations": 2,
-        "max_turns": 5,
-        "max_tokens": 512,
-        "eval_steps": 1,
-        "patience": 4,
-        "num_train_epochs": 2,
-        # Epochs do not limit masked mode, so two epochs are also given in steps: 10 questions / 2 per step * 2.
-        "max_steps": 10,
-        "warmup_steps": 2,
-    },
-    "small": {"train_dataset_size": 100, "eval_dataset_size": 20, "eval_steps": 5, "patience": 8},
-    "medium": {"train_dataset_size": 1000, "eval_dataset_size": 50, "eval_steps": 20, "patience": 3},
-    "full": {},
-    "paper": {
-        "model_name": "unsloth/Qwen3-14B-Base",
-        "per_device_train_batch_size": 8,
-        "num_generations": 6,
-        "eval_steps": 30,
-        "patience": 2,
-        "max_turns": 4,
-        "search_without_keywords": False,
-    },
-    "guide": {
-        "train_dataset_size": 4000,
-        "eval_dataset_size": 100,
-        "per_device_train_batch_size": 8,
-        "num_generations": 6,
-        "eval_steps": 30,
-        "patience": 10,
-        "num_train_epochs": 4,
-        # Epochs do not limit masked mode: 4000 questions / 8 per step * 4.
-        "max_steps": 2000,
-        "max_tokens": 2048,
-    },
-}
-"""Preset name → settings by their unique names; ``full`` is the defaults.
-
-``patience`` is chosen for the number of evaluations and questions, so that a fall of accuracy ends a run before its
-end. ``quick``, with five questions, notices only 31 to 52 % of falls (decision 0017)."""
-
-
+PRESETS: Final[dict[str, dict[str, Any]]] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+)
+"""Preset name → settings by their unique names, written as a user would in ``emailrl.toml``."""
 GIVES_WAY: Final = {"clip_high": "algorithm", "filter_on": "dynamic_filtering"}
 """A preset's value of the first does not count where the second is set to something else than with the preset."""
 

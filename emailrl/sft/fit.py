@@ -7,7 +7,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.model.logprobs import token_logprobs
 from emailrl.model.policy import Policy
+from emailrl.ranks import ALONE, Activity, Ranks
 from emailrl.settings import SftSettings, TrainingSettings
 from emailrl.sft.examples import Example
+from emailrl.training.across import Across
 from emailrl.training.algorithms import learning_rate
-from emailrl.training.batch import MicroBatch, TrainingSample, micro_batches
+from emailrl.training.batch import MicroBatch, TrainingSample, deal, micro_batches
 from emailrl.training.forward import Forward
 
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.05
@@ -28,15 +31,22 @@ SHOWN_WEIGHT = 0.1
 """Loss weight of a context token relative to an assistant token, for a model trained from scratch: tool results repeat
 earlier ones, so it learns to copy from them."""
 RATES = {"lora": 2e-4, "full": 5e-5, "from_scratch": 2e-3}  # Default peak learning rates
+Order = tuple[int | None, int, list[TrainingSample]]
+"""A rank's part of a batch: the step to make (None: only measure), the assistant tokens of all parts, the samples."""
+Droppable = Callable[[], AbstractContextManager[None]]  # Marks work that an interrupt may end at once
 
 
 class Fitter:
-    """Optimizes a policy by imitation: its adapter, or with ``--full`` the whole model."""
+    """Optimizes a policy by imitation: its adapter, or with ``--full`` the whole model. Every rank has all weights, and
+    adds its part of a batch to one gradient."""
 
-    def __init__(self, policy: Policy, training: TrainingSettings, sft: SftSettings, temperature: float) -> None:
+    def __init__(
+        self, policy: Policy, training: TrainingSettings, sft: SftSettings, temperature: float, ranks: Ranks = ALONE
+    ) -> None:
         if policy.dtype == torch.float16:
             raise UsageError("sft trains in bf16 or fp32, not in fp16.", "Set EMAILRL_DTYPE=bf16, or fp32.")
         self.policy, self.training, self.total_steps = policy, training, sft.sft_steps
+        self.ranks, self.across = ranks, Across(ranks)
         self.shown_weight = SHOWN_WEIGHT if sft.from_scratch else 0.0
         kind = "from_scratch" if sft.from_scratch else "full" if sft.full_finetuning else "lora"
         schedule = {"warmup_ratio": WARMUP_RATIO, "lr_scheduler": "cosine", "min_lr_ratio": 0.0}
@@ -58,14 +68,38 @@ class Fitter:
         """Make optimizer step ``step`` (from 1) on the examples and return its metrics; ``loss`` is in nats a token.
         Dropout follows from (seed, ``step``) alone. An update whose loss or gradient is not finite is skipped and
         counted in ``updates_skipped``; those in a row in ``skipped_in_a_row``."""
+        sizes = {"total_tokens": sum(len(example.token_ids) for example in examples)}
+        return self._together(examples, step) | {"trainable_tokens": _num_spoken(examples)} | sizes
+
+    def loss(self, examples: Sequence[Example], droppable: Droppable = nullcontext) -> float:
+        """Mean negative log-likelihood of the assistant tokens, in nats; leaves the model unchanged."""
+        return self._together(examples, None, droppable)["loss"]
+
+    def _together(self, examples: Sequence[Example], step: int | None, *how: Droppable) -> dict[str, float]:
+        """On rank 0: have each rank take its part of the examples, about as many tokens."""
+        samples, total = [self._sample(example) for example in examples], _num_spoken(examples)
+        parts = deal(samples, range(len(samples)), self.across.world, share_prefixes=False)
+        with self.across.shared([(step, total, [samples[i] for i in part]) for part in parts]) as own:
+            return self.take(own, *how)
+
+    def take(self, order: Order, droppable: Droppable = nullcontext) -> dict[str, float]:
+        """Do this rank's part of a batch; returns the metrics of all parts."""
+        step, total, samples = order
+        if step is None:
+            self.policy.model.eval()
+            with droppable():
+                own = self.ranks.apart(partial(self._measure, samples))
+            return {"loss": sum(self.across.gather(own)) / total}
         rate = learning_rate(step, self.schedule, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.policy.model.train()
         with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
-            torch.manual_seed((self.training.seed * 1_000_003 + step) % 2**63)
-            loss = self._sum(examples, self._backward) / _num_spoken(examples)
+            torch.manual_seed((self.training.seed * 1_000_003 + step + self.across.rank * 2**32) % 2**63)
+            own = self.across.agree(lambda: self._sum(samples, partial(self._backward, total=total)))
         self.policy.model.eval()
+        loss = sum(self.across.gather(own)) / total
+        self.across.gradients(self.masters)
         norm = float(nn.utils.clip_grad_norm_(self.masters, self.training.max_grad_norm or math.inf))
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
@@ -74,16 +108,7 @@ class Fitter:
             with torch.no_grad():
                 for weight, master in self.copies.values():
                     weight.copy_(master)
-        tokens = sum(len(example.token_ids) for example in examples)
-        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "updates_skipped": float(skipped)}
-        return metrics | {"trainable_tokens": _num_spoken(examples), "total_tokens": tokens}
-
-    @torch.no_grad()
-    def loss(self, examples: Sequence[Example]) -> float:
-        """Mean negative log-likelihood of the assistant tokens, in nats; leaves the model unchanged."""
-        self.policy.model.eval()
-        total = self._sum(examples, lambda batch, spoken, _: -float((self._logprobs(batch) * spoken).sum()))
-        return total / _num_spoken(examples)
+        return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "updates_skipped": float(skipped)}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next step depends on besides the weights, for ``torch.save``."""
@@ -106,16 +131,25 @@ class Fitter:
                 if name in state["masters"]:
                     master.copy_(state["masters"][name])
 
-    def _sum(self, examples: Sequence[Example], work: Callable[[MicroBatch, Tensor, int], float]) -> float:
+    @torch.no_grad()
+    def _measure(self, samples: Sequence[TrainingSample], activity: Activity) -> float:
+        """The summed loss of the assistant tokens."""
+
+        def score(batch: MicroBatch, spoken: Tensor) -> float:
+            activity.note("validating")
+            return -float((self._logprobs(batch) * spoken).sum())
+
+        return self._sum(samples, score)
+
+    def _sum(self, samples: Sequence[TrainingSample], work: Callable[[MicroBatch, Tensor], float]) -> float:
         """Sum ``work`` over micro-batches, smaller ones whenever memory runs out. All weights first recompute
         activations in the backward pass, if that is left open."""
-        total, model = _num_spoken(examples), self.policy.model
-        batches = micro_batches([self._sample(example) for example in examples], self.forward.layout())
+        model, batches = self.policy.model, micro_batches(samples, self.forward.layout())
 
         def attempt(each: Iterable[MicroBatch]) -> float:
             for parameter in (*self.weights, *self.masters):
                 parameter.grad = None  # an interrupted backward pass leaves partial gradients
-            return sum(work(batch, ~batch.sampler_logprobs.isnan(), total) for batch in each)
+            return sum(work(batch, ~batch.sampler_logprobs.isnan()) for batch in each)
 
         is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
         if is_open and not model.is_gradient_checkpointing:
@@ -125,8 +159,8 @@ class Fitter:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return self.forward.fitting(batches, attempt)[1]
 
-    def _backward(self, batch: MicroBatch, spoken: Tensor, total: int) -> float:
-        """Add one micro-batch's gradient; returns the summed loss of its assistant tokens."""
+    def _backward(self, batch: MicroBatch, spoken: Tensor, *, total: int) -> float:
+        """Add one micro-batch's gradient; returns the summed loss of its assistant tokens, of ``total`` in all."""
         losses = -self._logprobs(batch)
         weights = torch.where(spoken, 1.0, self.shown_weight)
         ((losses * weights).sum() / total).backward()
@@ -148,7 +182,7 @@ class Fitter:
         end = int(trained.nonzero()[0][-1]) + 1
         ids, mask = example.token_ids[:end].tolist(), trained[:end].astype(int).tolist()
         sampled = [0.0 if spoken else None for spoken in example.spoken[:end]]
-        return TrainingSample(example.conversation, example.inbox, ids, mask, sampled)
+        return TrainingSample(example.conversation, example.conversation, ids, mask, sampled)
 
 
 def _num_spoken(examples: Sequence[Example]) -> int:

@@ -22,9 +22,11 @@ from emailrl.checkpoints import SFT, Checkpoint, damage_of, list_checkpoints, re
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.engines.thoughts import template_notes
 from emailrl.mail import database_fingerprint
+from emailrl.model.lora import checksum
 from emailrl.model.policy import Policy, choose_device, choose_dtype, load_policy, prepare_training
 from emailrl.model.resolve import find_adapter, with_own_settings
 from emailrl.model.template import with_arguments
+from emailrl.ranks import RankGroup, Ranks, joined
 from emailrl.runs.folder import clear_run, free_directory
 from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, pace, silent
 from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume
@@ -40,10 +42,13 @@ from emailrl.runs.run import (
     seed_generators,
     write_weights,
 )
-from emailrl.settings import Settings, SftSettings
+from emailrl.settings import Settings, SftSettings, TrainingSettings
 from emailrl.sft import demo, small_model
 from emailrl.sft.data import Data, examples, gather, source_of
 from emailrl.sft.fit import Fitter
+from emailrl.training import team
+
+Task = tuple[Settings, Path | None, Checkpoint | None]  # What a run trains, with which adapter, and where it goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +132,7 @@ class SftRun(Run[SftState]):
         state = self.state
         if not self.data.val or not self.is_due or state.last_evaluated == state.step:
             return None
-        with self.interrupts.droppable():
-            state.val_loss = loss = self.updater.loss(self.data.val)
+        state.val_loss = loss = self.updater.loss(self.data.val, self.interrupts.droppable)
         is_best = state.best is None or loss < state.best
         state.best = loss if is_best else state.best
         state.count_evaluation(is_best=is_best)
@@ -164,43 +168,46 @@ def sft(
 ) -> SftResult:
     """Fine-tune by the settings; ``progress`` and ``display`` as in ``training.loop``, ``out`` and ``resume`` as in
     ``find_run``. ``workers`` processes play demo worlds (None: one a core). A KeyboardInterrupt, or any error between
-    two updates, leaves the last complete step saved. Raises UsageError for invalid settings, EmailRLError for a run
-    that cannot continue."""
-    display, wanted, source = display or Display(progress), settings.sft, source_of(settings)
-    if wanted.from_scratch and (wanted.trajectories or source != "demo"):
-        hint = "Drop --trajectories." if source == "demo" else "Drop it, or choose a model with --model."
-        raise UsageError("--from-scratch trains on demo worlds only.", hint)
-    if settings.training.adapter is not None and (wanted.from_scratch or wanted.full_finetuning):
-        hint = "Merge it: emailrl export --format merged."
-        raise UsageError("Full fine-tuning starts from a model, not from an adapter.", hint)
-    check_services(settings.tracking)
-    directory, checkpoint = find_run(settings.output.output_dir, out, resume)
-    product = directory / NAMES[SFT]
-    if checkpoint is not None:
-        state = load_state(checkpoint, SftState)
-        written = {item.path: item.metadata.step for item in list_checkpoints(directory)}.get(product)
-        is_validated = state.last_evaluated in (None, state.step)  # else the validation was cut short
-        is_whole = is_validated and written == (state.best_step or state.step) and not damage_of(product)
-        if (reason := state.stop_reason(wanted)) and is_whole:
-            display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
-            return state.result(product)
-    else:  # experts play as the adapter or the model does
-        adapter = settings.training.adapter
-        start = find_adapter(adapter, settings.output.output_dir).path if adapter else settings.model.name
-        settings, _ = with_own_settings(settings, start, given_wins=True)
-    with _open(settings, directory, resume, workers, display) as run, run.interrupts.installed():
-        with run.rescued():
-            run.tracker.display.start(directory, run.state.step, wanted.sft_steps)
-            reason = run.loop()
-            run.tracker.display.ended(reason)
-            run.interrupts.check()  # an interrupt during the last step also stops what follows
-        state = run.state
-        if not state.best_step:
-            run.write(SFT)
-        result, step = state.result(product), state.best_step or state.step
-        said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
-        run.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
-        return result
+    two updates, leaves the last complete step saved. Under torchrun, this is rank 0; the other ranks call ``follow``.
+    Raises UsageError for invalid settings, EmailRLError for a run that cannot continue."""
+    display = display or Display(progress)
+    with joined(settings.training, device=settings.model.device) as ranks:
+        wanted, source = settings.sft, source_of(settings)
+        if wanted.from_scratch and (wanted.trajectories or source != "demo"):
+            hint = "Drop --trajectories." if source == "demo" else "Drop it, or choose a model with --model."
+            raise UsageError("--from-scratch trains on demo worlds only.", hint)
+        if settings.training.adapter is not None and (wanted.from_scratch or wanted.full_finetuning):
+            hint = "Merge it: emailrl export --format merged."
+            raise UsageError("Full fine-tuning starts from a model, not from an adapter.", hint)
+        check_services(settings.tracking)
+        directory, checkpoint = find_run(settings.output.output_dir, out, resume)
+        product = directory / NAMES[SFT]
+        if checkpoint is not None:
+            state = load_state(checkpoint, SftState)
+            written = {item.path: item.metadata.step for item in list_checkpoints(directory)}.get(product)
+            is_validated = state.last_evaluated in (None, state.step)  # else the validation was cut short
+            is_whole = is_validated and written == (state.best_step or state.step) and not damage_of(product)
+            if (reason := state.stop_reason(wanted)) and is_whole:
+                display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
+                return state.result(product)
+        else:  # experts play as the adapter or the model does
+            adapter = settings.training.adapter
+            start = find_adapter(adapter, settings.output.output_dir).path if adapter else settings.model.name
+            settings, _ = with_own_settings(settings, start, given_wins=True)
+        with _open(settings, directory, resume, workers, display, ranks) as run, run.interrupts.installed():
+            ranks.stop_with(run.interrupts.request)
+            with run.rescued():
+                run.tracker.display.start(directory, run.state.step, wanted.sft_steps)
+                reason = run.loop()
+                run.tracker.display.ended(reason)
+                run.interrupts.check()  # an interrupt during the last step also stops what follows
+            state = run.state
+            if not state.best_step:
+                run.write(SFT)
+            result, step = state.result(product), state.best_step or state.step
+            said = "" if result.val_loss is None else f" Validation loss {result.val_loss:.4f} at step {step}."
+            run.tracker.say(f"Done after step {state.step}: {reason}.{said} Wrote {product}.", is_result=True)
+            return result
 
 
 def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Path, Checkpoint | None]:
@@ -224,7 +231,7 @@ def find_run(output_dir: Path, out: Path | None, resume: str | None) -> tuple[Pa
 
 @contextmanager
 def _open(
-    settings: Settings, directory: Path, resume: str | None, workers: int | None, display: Display
+    settings: Settings, directory: Path, resume: str | None, workers: int | None, display: Display, ranks: Ranks
 ) -> Iterator[SftRun]:
     """Check conversations before loading a model; then start or resume."""
     seed_generators(settings.training.seed)
@@ -240,12 +247,13 @@ def _open(
         start = find_start(settings, checkpoint)
         settings, sft = start.settings, start.settings.sft
         display.say("Loading the model ...")
-        policy = _policy(settings, start.adapter, checkpoint)
+        with ranks.at_work():
+            fitter = _load(ranks.broadcast((settings.without_secrets(), start.adapter, checkpoint)), ranks)
+        policy = fitter.policy
         window = int(policy.model.config.get_text_config().max_position_embeddings)
         longest = min(window, settings.model.max_model_len or window)
         renderer = ChatRenderer(policy.tokenizer, task.tools, settings.model.tool_dialect)
         data = examples(train, val, settings, renderer, longest=longest, workers=workers)
-        fitter = Fitter(policy, settings.training, sft, settings.agent.temperature)
         state, notes = SftState(), [*start.notes, *found, *data.notes, *policy.notes]
         notes += template_notes(renderer, settings.model)
         origin = Origin(new_run_id(SFT), SFT, SFT, database, data.fingerprint, start.parent)
@@ -256,7 +264,6 @@ def _open(
                 fixed=("seed", "sft_batch_size"),
             )  # fmt: skip
             state = load_state(checkpoint, SftState)
-            restore(checkpoint, fitter)
             origin = replace(origin, run_id=checkpoint.metadata.run_id, resumed_from=checkpoint.reference)
         step = state.step
         tracker = Tracker(directory, settings, display, run_id=origin.run_id, mode=SFT, step=step, evaluated=step)
@@ -264,7 +271,7 @@ def _open(
         what = f"rank-{policy.lora['rank']} adapter" if policy.lora else "all weights"
         begun = f"Fine-tuning: {counted(sft.sft_steps, 'step')}"
         begun = f"Resuming at step {state.step} of {sft.sft_steps}" if state.step else begun
-        size = counted(sft.sft_batch_size, "conversation")
+        size = counted(sft.sft_batch_size, "conversation") + f" on {ranks.world} ranks" * (not ranks.is_alone)
         begun += f" of {size} | {policy.base_model or 'a new model'} | {what}"
         described = f"Training data: {data.described}", f"Validation data: {data.val_described}"
         tracker.say("\n".join((RULE, begun, *described, f"Output: {directory}", RULE)))
@@ -274,6 +281,34 @@ def _open(
             origin=origin, tracker=tracker, interrupts=Interrupts(tracker.say),
             saved_step=state.step if checkpoint else None,
         )  # fmt: skip
+
+
+def follow(training: TrainingSettings, device: str) -> None:
+    """Run as a rank that trains for rank 0, until rank 0 ends."""
+
+    def join(ranks: RankGroup, stack: ExitStack) -> team.Work:
+        task: Any = None
+        fitter = _load(ranks.broadcast(task), ranks)
+        return lambda: fitter.take(ranks.scatter(None))
+
+    team.follow(training, device, join)
+
+
+def _load(task: Task, ranks: Ranks) -> Fitter:
+    """On every rank, from the same files: the policy and its optimizer, with a checkpoint's state."""
+
+    def work() -> Fitter:
+        settings, _, checkpoint = task
+        fitter = Fitter(_policy(*task), settings.training, settings.sft, settings.agent.temperature, ranks)
+        if checkpoint is not None:
+            restore(checkpoint, fitter)
+        return fitter
+
+    fitter = ranks.agree(work)
+    if not ranks.is_alone:
+        ranks.check_same("The model", checksum(fitter.weights))
+    ranks.started()
+    return fitter
 
 
 def _policy(settings: Settings, adapter: Path | None, checkpoint: Checkpoint | None) -> Policy:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from emailrl.model.lora import checksum
 from emailrl.model.policy import enough_memory
 from emailrl.ranks import ALONE, Ranks
-from emailrl.training.batch import Share
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ class Across:
         return self._ranks.seconds
 
     @contextmanager
-    def shared(self, shares: Sequence[Share]) -> Iterator[Share]:
+    def shared(self, shares: Sequence[T]) -> Iterator[T]:
         """On rank 0: call the waiting ranks to work, each on its share, and yield rank 0's own."""
         with self._ranks.at_work():
             yield self._ranks.scatter(shares)
@@ -47,8 +46,12 @@ class Across:
         return work() if self._sharded else self._ranks.agree(work)
 
     def gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum the parameters' gradients over the ranks, as one flat float32 tensor; a missing one counts as 0."""
-        if self.world == 1 or not parameters:
+        """Sum the gradients over the ranks, as one flat float32 tensor; one that only some have is 0 on others."""
+        if self.world == 1:
+            return
+        every = zip(*self.gather([parameter.grad is not None for parameter in parameters]), strict=True)
+        parameters = [parameter for parameter, has in zip(parameters, every, strict=True) if any(has)]
+        if not parameters:
             return
 
         @enough_memory("summing gradients")

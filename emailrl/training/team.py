@@ -44,6 +44,8 @@ Role = Literal["train", "eval"]  # Training trajectories follow the mode; all ot
 Stages = dict[Role, Stage]  # Where the conversations of each role take place
 Begin = Callable[[Updater], None]
 Loaded = tuple[Updater, PolicyEngine | None, Stages]  # Engine and stages only of a rank that plays
+Work = Callable[[], object]
+Join = Callable[[RankGroup, ExitStack], Work]
 Adapter = Path | dict[str, bytes] | None  # Its folder, or its files for a rank on a host that may not see that
 
 LARGEST_GAP: Final = 1.0
@@ -229,15 +231,36 @@ class Team:
         self.ranks.agree(self.engine.release)
 
 
-def follow(training: TrainingSettings, device: str) -> None:
-    """Run as a rank that works for rank 0, until rank 0 ends. ``training`` and ``device`` are used to connect; all
-    other settings come from rank 0. SIGINT and SIGTERM are passed on to rank 0: the first lets it end the run cleanly,
-    a SIGINT after it ends this process."""
+def join(ranks: RankGroup, stack: ExitStack) -> Work:
+    """Load the model of the run that rank 0 begins; returns what each later call asks for: to sample, or to train."""
+    task: Any = None
+    settings, algorithm, adapter, total = ranks.broadcast(task)
+    seed_generators(settings.training.seed + ranks.rank)  # so that no environment draws as on rank 0
+    updater, engine, stages = load(settings, algorithm, adapter, total, ranks, stack, lambda _: None)
+    team = Team(ranks, engine, stages, settings.engine_gpus, Interrupts(silent)) if engine else None
+
+    def work() -> None:
+        order: tuple[str, tuple[Any, ...]] | Share | None = ranks.scatter(None)
+        if order is None:
+            updater.forward.pass_along()
+        elif isinstance(order, Share):
+            updater.take(order)
+        else:
+            name, part = order
+            getattr(team, name)(*part)
+
+    return work
+
+
+def follow(training: TrainingSettings, device: str, join: Join = join) -> None:
+    """Run as a rank that works for rank 0, until rank 0 ends: ``join`` answers its first call, what that returns the
+    others. ``training`` and ``device`` are used to connect; all other settings come from rank 0. SIGINT and SIGTERM are
+    passed on to rank 0: the first lets it end the run cleanly, a SIGINT after it ends this process."""
     with joined(training, device=device) as ranks:
         assert isinstance(ranks, RankGroup)
         stack = ExitStack()
         asked: list[int] = []
-        loaded: list[tuple[Updater, Team | None]] = []
+        works: list[Work] = []
 
         def handle(number: int, frame: FrameType | None) -> None:
             if ranks.is_over or (asked and number == signal.SIGINT):
@@ -246,24 +269,10 @@ def follow(training: TrainingSettings, device: str) -> None:
             ranks.stop()
 
         def work() -> None:
-            """Handle one call from rank 0: first load the model, then sample and train."""
-            if not loaded:
-                task: Any = None
-                settings, algorithm, adapter, total = ranks.broadcast(task)
-                seed_generators(settings.training.seed + ranks.rank)  # so that no environment draws as on rank 0
-                updater, engine, stages = load(settings, algorithm, adapter, total, ranks, stack, lambda _: None)
-                team = Team(ranks, engine, stages, settings.engine_gpus, Interrupts(silent)) if engine else None
-                loaded.append((updater, team))
-                return
-            updater, team = loaded[0]
-            order: tuple[str, tuple[Any, ...]] | Share | None = ranks.scatter(None)
-            if order is None:
-                updater.forward.pass_along()
-            elif isinstance(order, Share):
-                updater.take(order)
+            if works:
+                works[0]()
             else:
-                name, part = order
-                getattr(team, name)(*part)
+                works.append(join(ranks, stack))
 
         with handled_by(handle), stack:
             ranks.follow(work)

@@ -328,17 +328,15 @@ class Updater:
 
         done = new()
         done.batches, own, halved = self.across.agree(work)
-        have = [parameter.grad is not None for parameter in parameters]
-        every = self.across.gather((dict(own.losses), own.noted, halved, have, self.forward.max_tokens))
-        for losses, noted, times, _, _ in every:
+        every = self.across.gather((dict(own.losses), own.noted, halved, self.forward.max_tokens))
+        for losses, noted, times, _ in every:
             for name, value in losses.items():
                 done.losses[name] += value
             done.noted += noted
             done.halved += times
         done.tokens = own.tokens
         self.forward.lower(min(each[-1] for each in every))
-        has_one = [any(flags) for flags in zip(*(each[3] for each in every), strict=True)]
-        self.across.gradients([parameter for parameter, has in zip(parameters, has_one, strict=True) if has])
+        self.across.gradients(parameters)
         return done
 
     def _blanks(self, own: int, every: Sequence[int]) -> int:

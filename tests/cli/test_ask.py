@@ -173,7 +173,7 @@ def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, d
     def slow_first(body: dict[str, Any]) -> tuple[int, Any]:
         if body["messages"][1]["content"] == "one":
             asked.set()
-            may_answer.wait(30)
+            may_answer.wait(120)
         return good(body)
 
     server.reply = slow_first

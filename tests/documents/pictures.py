@@ -1,10 +1,11 @@
-"""Makes the pictures of README.md and the page on the site's first screen, in docs/images, from a folder of
-the quickstart.
+"""Makes the pictures of README.md and the data of the page on the site's first screen, in docs/images, from a folder
+of the quickstart.
 
     emailrl quickstart --out demo
     python tests/documents/pictures.py demo      # from the clone; needs Chromium
 
-``page.png`` is a screenshot of the page of its run, ``example.html`` that page with fewer trajectories.
+``page.png`` is a screenshot of the page of its run. ``example.jsonl.gz`` is the data of that page with fewer
+trajectories, from which ``make docs`` builds it with the page's present scripts.
 ``terminal.svg`` is what inspect-trajectory prints of a trajectory
 that the run got right and the untrained policy wrong; that trajectory is kept beside this file, and a test draws it
 again. ``quickstart_curve.svg`` is the run's own ``curve.svg``. ``training_curve.svg`` is drawn by
@@ -13,6 +14,7 @@ again. ``quickstart_curve.svg`` is the run's own ``curve.svg``. ``training_curve
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -32,9 +34,9 @@ from rich.terminal_theme import MONOKAI
 from emailrl.cli.console import PlainConsole
 from emailrl.cli.trajectory import render_trajectory
 from emailrl.measure.evaluation import is_correct
-from emailrl.page.build import gather, page
+from emailrl.page.build import PageData, gather, page
 from emailrl.page.place import place_of
-from emailrl.records import read_trajectories, trajectory_to_dict
+from emailrl.records import encode, read_trajectories, trajectory_to_dict
 
 IMAGES = DOCS / "images"
 SHOWN = Path(__file__).with_name("terminal.json")
@@ -81,13 +83,20 @@ def screenshot(run_dir: Path, target: Path) -> None:
 
 
 def example(run_dir: Path, target: Path) -> None:
-    """Write the page of a run with the trajectories of its first and last evaluation, so that it stays small."""
+    """Record the page of a run with the trajectories of its first and last evaluation, so that it stays small."""
     evaluations = [file for file in place_of(run_dir).files if file.name.startswith("eval-")]
     count = sum(len(list(read_trajectories(file))) for file in (evaluations[0], evaluations[-1]))
     data = gather(place_of(run_dir), model_name="nano", max_trajectories=count)
     data.run = json.loads(re.sub(r'(?<=")/[^"]*/(?=[^"/]+")', "", json.dumps(data.run)))  # paths of this machine
     data.run["left_out"] = ["all trajectories but those of the first and last evaluation"]
-    target.write_text(page(data), encoding="utf-8")
+    record(data, target)
+
+
+def record(data: PageData, target: Path) -> None:
+    """Write a page's data: a line of the run, then of each trajectory its row and its detail."""
+    pairs = ({"row": row, "detail": detail} for row, detail in zip(data.rows, data.details(), strict=True))
+    lines = b"".join(map(encode, [data.run, *pairs]))
+    target.write_bytes(gzip.compress(lines, 9, mtime=0))
 
 
 if __name__ == "__main__":
@@ -97,5 +106,5 @@ if __name__ == "__main__":
     choose(folder)
     (IMAGES / "terminal.svg").write_text(terminal_svg(), encoding="utf-8")
     screenshot(run, IMAGES / "page.png")
-    example(run, IMAGES / "example.html")
+    example(run, IMAGES / "example.jsonl.gz")
     shutil.copyfile(run / "curve.svg", IMAGES / "quickstart_curve.svg")

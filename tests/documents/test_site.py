@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import gzip
+import json
 import re
 import shutil
 import subprocess
@@ -13,8 +15,11 @@ import pytest
 from documents.commands import OTHERS_VARIABLES, SETTINGS
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
 from documents.pictures import IMAGES, terminal_svg
-from generate import llms_txt, navigation
+from documents.pictures import SHOWN as SHOWN_IN_TERMINAL
+from generate import example_page, llms_txt, navigation
 
+from emailrl.page.build import gather
+from emailrl.page.place import place_of
 from emailrl.settings.names import leaves
 
 
@@ -40,7 +45,7 @@ def test_links_inside_the_project_resolve(page: str) -> None:
             continue
         file, _, anchor = link.partition("#")
         target = ((ROOT / page).parent / file).resolve() if file else ROOT / page
-        assert target.exists(), f"{page}: {link}"
+        assert target.exists() or target == DOCS / "images/example.html", f"{page}: {link}"  # which is built
         if anchor:
             assert anchor in anchors(target.relative_to(ROOT).as_posix()), f"{page}: {link}"
         if page.startswith("docs/"):
@@ -63,6 +68,7 @@ def zensical() -> str | None:
 def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    (tmp_path / "docs/images/example.html").write_text(example_page(DOCS), encoding="utf-8")
     built = subprocess.run(
         [str(zensical()), "build", "--strict"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -73,6 +79,16 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
             r"<(?:script|img|iframe)[^>]*\bsrc=\"?(?:https?:)?//|<link[^>]*\bhref=\"?(?:https?:)?//", html
         )
         assert foreign == [], page
+
+
+def test_the_page_on_the_first_screen_is_recorded_in_the_form_that_its_scripts_read(tmp_path: Path) -> None:
+    data = gather(place_of(Path(shutil.copy(SHOWN_IN_TERMINAL, tmp_path / "rollout.jsonl"))), model_name="nano")
+    [made] = data.details()
+    run, *shown = map(json.loads, gzip.decompress((IMAGES / "example.jsonl.gz").read_bytes()).splitlines())
+    assert run.keys() == data.run.keys() and len(shown) == sum(file["count"] for file in run["files"]) > 100
+    for one in shown:
+        assert one["row"].keys() == data.rows[0].keys() and one["detail"].keys() == made.keys()
+        assert one["row"]["id"] == one["detail"]["id"]
 
 
 GENERATED = {"docs/reference/cli.md", "docs/reference/settings.md", "docs/reference/openrlhf.md"}

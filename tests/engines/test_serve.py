@@ -124,7 +124,7 @@ def test_each_replica_gets_its_own_gpus_and_room_for_the_versions_and_imports_no
         assert flags["--kv-cache-dtype"] == "fp8" and "--no-enable-chunked-prefill" not in flags
         assert flags["--quantization"] == "bitsandbytes"  # the trainer's base, or the probe would fail
     command.process.send_signal(signal.SIGINT)
-    assert command.process.wait(30) == 130
+    assert command.process.wait(120) == 130
     assert all_gone(starts)
 
 
@@ -142,7 +142,7 @@ def test_no_server_outlives_the_command(
     assert all("--no-enable-chunked-prefill" in one["flags"] for one in starts)
     assert not any("--kv-cache-memory-bytes" in one["flags"] for one in starts)
     command.process.send_signal(number)
-    command.process.wait(30)
+    command.process.wait(120)
     until(lambda: all_gone(starts), 30)
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_dies_is_restarted_and_one_that_keeps_dying_given_up(
     assert "died (exit code 3: " in command.said() and "CUDA error: an illegal memory access" in command.said()
     assert "restart 1 of 1" in command.said()
     marker.touch()
-    assert command.process.wait(30) == 1
+    assert command.process.wait(120) == 1
     assert "will not be restarted again (--max-restarts 1)" in command.said()
     assert "error: No server is left." in command.said() and all_gone(command.starts())
 

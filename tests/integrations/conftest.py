@@ -83,7 +83,7 @@ def serve(db: Path, environment: dict[str, str]) -> Iterator[Callable[..., str]]
     yield start
     for process in started:
         process.send_signal(signal.SIGINT)
-    assert [process.wait(20) for process in started] == [0] * len(started)
+    assert [process.wait(120) for process in started] == [0] * len(started)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_ctrl_c_interrupts_a_running_query(db: Path, start: str) -> None:
             assert process.stdout is not None and process.stdout.readline() == "running\n"
             time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=10)
+            _, errors = process.communicate(timeout=120)
         finally:
             process.kill()
     assert process.returncode == -signal.SIGINT and errors.endswith("KeyboardInterrupt\n")

@@ -6,7 +6,7 @@ import csv
 import gzip
 import json
 import random
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,32 @@ def test_jsonl(path: Path) -> None:
         first, second, third = emails(path)
         assert first == EXPECTED and third.date == EXPECTED.date
         assert (second.cc, second.file_name) == ([], "mail.bin#3")
+
+
+def test_an_export_of_msgvault(path: Path) -> None:
+    """Records in the order and with the keys of its schema, version 1."""
+    source = {"source_type": "gmail", "source_identifier": "me@x.org"}
+
+    def message(number: int, address: str, kind: str = "email") -> dict[str, object]:
+        return {
+            "record_type": "message", **source, "id": f"m{number}", "conversation_id": "t1", "message_type": kind,
+            "subject": "Rent", "text": "900 euros", "author": {"display_name": "Ann Lee", "address": address},
+            "occurred_at": "2026-07-24T18:20:31Z", "deleted_from_source": False,
+        }  # fmt: skip
+
+    head = [{"record_type": "manifest", "schema": "msgvault-message-export/1"}, {"record_type": "source", **source}]
+    rows = [*head, message(1, "ann@x.org"), message(2, "Me@x.org"), message(3, "", "discord")]
+    content = b"".join(json.dumps(each, separators=(",", ":")).encode() + b"\n" for each in rows)
+    path.write_bytes(content + b'{"record_type":"complete","counts":{"messages":3}}\n')
+    received, sent, chat = open_source(path)
+    assert isinstance(received, RawEmail) and isinstance(sent, RawEmail)
+    assert (received.from_address, received.to, sent.to) == ("ann@x.org", ["me@x.org"], [])
+    assert received.names == {"ann@x.org": "Ann Lee"} and received.date == datetime(2026, 7, 24, 18, 20, 31, tzinfo=UTC)
+    assert received.references == sent.references == ["<t1@me@x.org.msgvault>"] and not received.is_research
+    assert isinstance(chat, Skipped) and chat.reason == "not_mail"
+    path.write_bytes(content)
+    with pytest.raises(EmailRLError, match="lacks its last record"):
+        list(open_source(path))
 
 
 def test_hostile_lines_are_counted(path: Path) -> None:

@@ -32,9 +32,9 @@ def test_hostile_markup_takes_no_huge_time(piece: str, length: int, end: str) ->
 
 def test_much_hidden_text_and_one_long_flowed_paragraph_take_no_huge_time() -> None:
     for html in ("<p style='display:none'>" * 20_000, "<i>x</i><b style='display:none'>y</b>" * 13_000):
-        with must_end(10):
+        with must_end():
             assert "y" not in html_to_text(html, [])
-    with must_end(10):
+    with must_end():
         assert flowed_to_text("a \n" * 1_000_000, delete_spaces=False) == "a " * 1_000_000 + "\n"
 
 

@@ -180,15 +180,13 @@ def test_what_is_no_source_is_refused(tmp_path: Path, path: Path) -> None:
         (b"\x1f\x8b\x08", "before its first message"), (b'{"id": 1}\n', "not a mail archive"),
         (os.urandom(2000), "not a mail archive"), (gzip.compress(b"only text"), "not a mail archive"),
         (b"file,body\n1,2\n", "not a mail archive"), (b"Note: not mail\n\nSubject: none\n", "not a mail archive"),
-        (b"A letter\nSubject: none\n", r"not a mail archive\. Supported: an email \(\.eml\)"),
+        (b"A letter\nSubject: none\n", r"not a mail archive\. Supported: an email \(\.eml, \.msg\)"),
         (b"PK\3\4", r"mail\.bin is a zip archive\. Unpack it"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"an Outlook message \(\.msg\) .* Convert messages \(msgconvert"),
-        (b"!BDN\x12\x34", r"an Outlook data file \(\.pst or \.ost\)\. Convert it \(readpst -o mail FILE"),
     ):  # fmt: skip
         path.write_bytes(content)
         with pytest.raises(UsageError, match=message):
             open_source(path)
-    with pytest.raises(UsageError, match=r"1 not_mail.*docs/guides/data\.md .* converters for Outlook's"):
+    with pytest.raises(UsageError, match=r"1 not_mail.*docs/guides/data\.md lists the formats"):
         build_database(open_source(tmp_path), tmp_path / "out" / "mail.db")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()

@@ -101,10 +101,10 @@ def test_a_validation_cut_short_is_repeated_by_the_resumed_run(
     validate, record = fit.Fitter.loss, Tracker.step
     validations = iter(range(0, 10, 2))  # SFT_EVAL_STEPS is 2
 
-    def loss(self: fit.Fitter, examples: Any) -> float:
+    def loss(self: fit.Fitter, examples: Any, *more: Any) -> float:
         if next(validations) == step and cut_short == "validation":
             os.kill(os.getpid(), signal.SIGTERM)
-        return validate(self, examples)
+        return validate(self, examples, *more)
 
     def line(self: Tracker, metrics: Any, text: str, left: float) -> None:
         record(self, metrics, text, left)
@@ -131,7 +131,7 @@ def test_a_loss_that_rises_again_stops_the_run_and_the_lowest_is_kept(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = iter([2.0, 1.5, 1.0, 1.1, 1.2, 0.5])
-    monkeypatch.setattr(fit.Fitter, "loss", lambda self, examples: next(given))
+    monkeypatch.setattr(fit.Fitter, "loss", lambda *_: next(given))
     said: list[str] = []
     result = sft(settings_for(tmp_path, model, sft_steps=40, sft_patience=2), progress=said.append)
     assert (result.steps, result.val_loss) == (8, 1.0)

@@ -18,7 +18,8 @@ from typing import TypeVar
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.workers import in_order, worker_processes
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources import archive, attached, reading, rows
+from emailrl.mail.sources import archive, attached, outlook, reading, rows
+from emailrl.mail.sources.documents import ZIP_START
 from emailrl.mail.sources.message import begins_mail, parse_message
 from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
@@ -26,6 +27,7 @@ Unread = tuple[str, bytes | Path]
 """A message not yet parsed: its name in the source, and its bytes (a row's are a ``JsonLine`` or ``TableMail``) or the
 file that holds them."""
 Item = Unread | RawEmail | Skipped
+Found = Item | outlook.DataFile
 T = TypeVar("T")
 
 _CMU_NAME = re.compile(r"(?:^|/)\d+\.$")
@@ -40,29 +42,17 @@ _JSON_STARTS = (b"{", b"\xef\xbb\xbf{")
 _MANY_STARTS = (*reading.COMPRESSED, rows.PARQUET_START, *archive.MBOX_STARTS, *_JSON_STARTS)
 
 _KINDS = (
-    "Supported: an email (.eml), a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, an emails.csv "
-    "(columns file, message), JSONL or Parquet with the columns message_id, subject, from, to, cc, bcc, date, body and "
-    "file_name, a folder of these, and a saved dataset."
+    "Supported: an email (.eml, .msg), a folder tree of emails, a tar / tar.gz / tar.xz of one, an mbox, Outlook's "
+    "data file (.pst, .ost), an emails.csv (columns file, message), JSONL or Parquet with the columns message_id, "
+    "subject, from, to, cc, bcc, date, body and file_name, msgvault's JSONL, a folder of these, and a saved dataset."
 )
-_CONVERTIBLE = {
-    b"PK\3\4": ("a zip archive", "Unpack it, and pass its contents to --source."),
-    b"!BDN": (
-        "an Outlook data file (.pst or .ost)",
-        "Convert it (readpst -o mail FILE, from the package pst-utils), and pass the folder mail to --source.",
-    ),
-    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": (
-        "an Outlook message (.msg) or another file of Microsoft Office",
-        "Convert messages (msgconvert *.msg, from the package libemail-outlook-message-perl), and pass the .eml files.",
-    ),
-}
-"""What a file with this start is, and how to convert it."""
 
 
 @dataclass
 class Source:
     """An opened source of mail."""
 
-    items: Iterator[Item]
+    items: Iterator[Found]
     fraction: Callable[[], float | None] = lambda: None  # fraction read, 0 to 1; None if unknown
     max_message_bytes: int = reading.MAX_MESSAGE_BYTES
 
@@ -76,14 +66,16 @@ class Source:
         self.items = chain(first, self.items)
         return any(isinstance(item, tuple) and _CMU_NAME.search(item[0]) for item in first)
 
-    def read(self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None) -> Generator[T]:
+    def read(
+        self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None, scratch: Path | None = None
+    ) -> Generator[T]:
         """Yield the result of ``judge`` for every message, in order. Parsing and ``judge`` run in ``workers`` other
         processes; None chooses one per usable core, 0 uses this process. Only a few batches per worker are in flight at
-        any time."""
+        any time. Outlook's data files are unpacked in the folder ``scratch``, as ``outlook.emails_of`` says."""
         if workers is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             workers = min(cores, _MAX_WORKERS) if cores > 1 else 0
-        batches = _batches(self.items)
+        batches = _batches(self._unpacked(scratch))
         first = list(islice(batches, 2))
         calls = ((batch, judge, self.max_message_bytes) for batch in chain(first, batches))
         if workers < 1 or len(first) < 2:
@@ -95,6 +87,13 @@ class Source:
         with worker_processes(workers, hint="Try --workers 0.", method=method) as submit:
             for judged in in_order(submit, _parse_batch, calls, ahead=2 * workers + 1):
                 yield from judged
+
+    def _unpacked(self, scratch: Path | None) -> Iterator[Item]:
+        for item in self.items:
+            if isinstance(item, outlook.DataFile):
+                yield from outlook.emails_of(item, scratch)
+            else:
+                yield item
 
 
 def open_source(
@@ -139,17 +138,20 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
         if begins_mail(single.read(_START_BYTES)):
             return Source(iter([(path.name, path)]), max_message_bytes=largest)
     start = start_of(path, _START_BYTES)
+    if start.startswith(outlook.DATA_START):
+        return Source(iter([outlook.DataFile(path, "", allow_truncated)]), max_message_bytes=largest)
+    if start.startswith(outlook.MESSAGE_START):
+        return Source(iter([(path.name, path)]), max_message_bytes=largest)
     if not start:
         raise UsageError(f"{path} is truncated or damaged before its first message.", "Download the file again.")
     if not start.strip(b"\0"):
         raise UsageError(f"The archive {path} is empty.", _KINDS)
-    for signature, (kind, remedy) in _CONVERTIBLE.items():
-        if start.startswith(signature):
-            raise UsageError(f"{path} is {kind}.", remedy)
+    if start.startswith(ZIP_START):
+        raise UsageError(f"{path} is a zip archive.", "Unpack it, and pass its contents to --source.")
     raise UsageError(f"{path} is not a mail archive.", _KINDS)
 
 
-def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated: bool) -> Iterator[Item]:
+def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated: bool) -> Iterator[Found]:
     """The messages under ``root`` in a fixed order of files, named by their path below it. Links and devices are not
     followed."""
     folders = [root]
@@ -173,7 +175,7 @@ def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated:
         folders += reversed(below)
 
 
-def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iterator[Item]:
+def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iterator[Found]:
     try:
         with open(path, "rb", buffering=0) as file:
             start = file.read(archive.BLOCK)
@@ -183,7 +185,9 @@ def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iter
     except OSError:
         yield Skipped("unreadable", name)
         return
-    if opened is None:
+    if start.startswith(outlook.DATA_START):
+        yield outlook.DataFile(Path(path), f"{name}/", allow_truncated)
+    elif opened is None:
         yield name, Path(path)
     else:
         yield from opened[0]
@@ -266,6 +270,13 @@ def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
             return Skipped("unreadable", name)
     if len(content) > largest:
         return Skipped("too_large", name)
+    if content.startswith(outlook.MESSAGE_START):
+        try:
+            content = outlook.email_of(content)
+        except UsageError:
+            raise
+        except Exception:  # as in ``parse_message``
+            return Skipped("unreadable", name)
     if isinstance(content, rows.JsonLine):
         return rows.parse_line(content, name)
     email = parse_message(content, name)

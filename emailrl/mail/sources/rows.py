@@ -36,6 +36,10 @@ _TABLE_COLUMNS = ("file", "message")
 _LARGEST_FIELD = 2**31 - 1  # message size is checked by the parser
 
 
+_MSGVAULT = "msgvault-message-export/"
+_RECORD, _MESSAGE, _COMPLETE = (b'{"record_type":"%b' % kind for kind in (b"", b'message"', b'complete"'))
+
+
 class JsonLine(bytes):
     """A line of JSONL, not yet parsed."""
 
@@ -45,18 +49,22 @@ class TableMail(bytes):
 
 
 def is_mail_line(line: bytes) -> bool:
-    """Whether a line is a JSON object with ART-E's columns."""
+    """Whether a line is a JSON object with ART-E's columns, or the first of msgvault's export."""
     try:
-        return set(_load(line)[0]) >= _REQUIRED
-    except (ValueError, TypeError, RecursionError):
+        row = _load(line)[0]
+        return set(row) >= _REQUIRED or str(row.get("schema")).startswith(_MSGVAULT)
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return False
 
 
 def read_lines(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, JsonLine] | Skipped]:
-    """Yield the rows of JSONL as (``name#line``, bytes) without empty lines."""
+    """Yield the rows of JSONL as (``name#line``, bytes), of msgvault's export its messages."""
+    record = b""
     for number in itertools.count(1):
         line = stream.readline(largest + 1)
         if not line:
+            if record and not record.startswith(_COMPLETE):
+                raise EOFError("msgvault's export lacks its last record")
             return
         here = f"{name}#{number}"
         if len(line) > largest:
@@ -69,7 +77,9 @@ def read_lines(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str
                     _load(line)
                 except (ValueError, RecursionError):
                     raise EOFError(f"line {number:,} is not a complete JSON value") from None
-            yield here, JsonLine(line)
+            record = line if line.startswith(_RECORD) else record
+            if record is not line or line.startswith(_MESSAGE):
+                yield here, JsonLine(line)
 
 
 def _load(line: bytes) -> tuple[Any, list[str]]:
@@ -84,13 +94,30 @@ def parse_line(line: bytes, name: str) -> RawEmail | Skipped:
     """Parse a line of JSONL as ``row_to_email`` does a row; ``bad_row`` also if it lacks a column."""
     try:
         row, defects = _load(line)
+        if line.startswith(_MESSAGE):
+            return _of_msgvault(row, name)
         if not row.keys() >= _REQUIRED:
             return Skipped("bad_row", name)
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return Skipped("bad_row", name)
     email = row_to_email(row, name)
     if isinstance(email, RawEmail):
         email.defects += tuple(defects)
+    return email
+
+
+def _of_msgvault(row: dict[str, Any], name: str) -> RawEmail | Skipped:
+    """Convert a message of msgvault's export. It names no recipients: what others wrote is to the account's owner."""
+    if row["message_type"] != "email":
+        return Skipped("not_mail", name)
+    author, owner = row["author"] or {"display_name": "", "address": ""}, row["source_identifier"].lower()
+    is_received = "@" in owner and owner != author["address"].lower()
+    columns = {"subject": row["subject"], "body": row["text"], "date": row["occurred_at"]}
+    columns |= {"from": f"{author['display_name']} <{author['address']}>", "to": [owner] if is_received else []}
+    own, thread = ("".join(f"<{row[key]}@{owner}.msgvault>".split()) for key in ("id", "conversation_id"))
+    email = row_to_email({"message_id": own, **columns}, name)
+    if isinstance(email, RawEmail):
+        email.references, email.is_research = [thread], False
     return email
 
 

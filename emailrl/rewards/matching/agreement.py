@@ -52,7 +52,7 @@ def match(question: str, reference: str, answer: str, *, kind: str | None = None
     sort = KIND_OF.get(kind or "")
     if sort == "subject" or _SUBJECT.search(question) or _MARKS.match(reference):
         reference, answer = _MARKS.sub("", reference), _MARKS.sub("", answer)
-    if sort == "person":
+    if sort in (None, "person"):
         answer = with_names(answer, reference)
     parts = [reference] if sort else alternatives(reference)
     return any(_agrees(question, part, answer, sort, " / ".join(parts)) for part in parts)
@@ -71,7 +71,7 @@ def with_names(answer: str, reference: str) -> str:
 
 
 _JOINED = re.compile(
-    r"(?:(?<=[^\W\d_.)])/(?=[^\W_(])|(?<=\d)/(?=[a-z]+$|[A-Za-z]{3,} \d))"
+    r"(?:(?<=[^\W\d_.)])(?<!\band)/(?=[^\W_(])|(?<=\d)/(?=[a-z]+$|[A-Za-z]{3,} \d))"
     r"(?!(?:hour|day|week|month|year|share|head|person|barrel|bbl|gallon|pound|lb|ton|mwh|mmbtu|mcf|h|hr|d)\b)|(?<=\d{4})/(?=\d)|\s\|\s|\s/\s"
 )
 
@@ -93,7 +93,7 @@ def _agrees(question: str, reference: str, answer: str, kind: str | None, others
     asked, expected = read_reference(question, reference, others, kind)
     answer = without_framing(answer, bare, question)
     literals = [fact for fact in expected.facts if isinstance(fact, Literal) and fact.kind != "email"]
-    if kind in QUOTED or len(expected.full.units) > SHORT:
+    if kind in QUOTED or not (asked.polar or 0 < len(expected.full.units) <= SHORT):
         literals = [*(literals if kind not in QUOTED else ()), Literal(WHOLE, bare)]
     given = read(answer, temporal=asked.temporal, numbering=asked.numbering, literals=literals)
     case = Case(asked, expected, given, clauses(given, expected.said, expected.lasting, expected.echo))
@@ -131,8 +131,8 @@ def without_framing(answer: str, keep: str, question: str = "") -> str:
 
 def covers(case: Case) -> bool:
     asked, expected = case.asked, case.expected
-    if asked.quantity and is_zero(expected.full):
-        return is_zero(case.given)
+    if asked.quantity and is_zero(expected.full) and is_zero(case.given):
+        return True
     possible = [part for part in case.clauses if part.asserted or part.asserted in expected.statuses]
     given = [
         unit.fact
@@ -170,7 +170,8 @@ def covers(case: Case) -> bool:
     if ends and not has_word(expected.words[-1], stems | denied):
         return False
     hits = sum(has_word(word, denied if word in expected.denied else stems) for word in expected.words)
-    weak = [fact for fact in weak if fact != Quantity(1.0, weak=True)]
+    if expected.words or strong or expected.names:
+        weak = [fact for fact in weak if fact != Quantity(1.0, weak=True)]
     hits += sum(map(is_given, weak))
     if any(isinstance(fact, Literal) for fact in strong):
         return hits >= (count + len(weak)) // 3
@@ -246,7 +247,7 @@ def is_zero(reading: Reading) -> bool:
     return re.match(r"(?:there (?:are|were|is|was) )?(?:no|none|zero|nil)\b", reading.text, re.IGNORECASE) is not None
 
 
-_TOKEN = re.compile(r"[^\W_]+")
+_TOKEN = re.compile(r"[^\W_]+(?:[&_][^\W_]+)*")
 
 
 def has_name(name: Name, words: Sequence[str], case: Case) -> bool:

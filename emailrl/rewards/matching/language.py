@@ -25,8 +25,8 @@ NOT_UNTIL = _any(r"(?:\bnot\b|n't\b)(?=.*\buntil\b)")
 """Names the time at which something begins, unless the reference names one until which something lasts."""
 REFUSAL = _any(  # Verbs that negate what they refer to, unless the question asks about them.
     r"\b(?:reject\w*|refus\w*|declin\w*|den(?:y|ied|ies)|cancel\w*|dismiss\w*|turn(?:ed|ing)? (?:\w+ )?down|called off"
-    r"|dropped|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*|oppos(?:e|es|ed|ing)|object\w* to"
-    r"|reluctan\w*|unwilling\w*|veto\w*|discourag\w*|rul(?:ed|es|ing) out)\b",
+    r"|dropped(?! (?:to|from|by)\b)|postpon\w*|forbid\w*|prohibited|abandon\w*|withdr[ae]w\w*|oppos(?:e|es|ed|ing)"
+    r"|object\w* to|reluctan\w*|unwilling\w*|veto\w*|discourag\w*|rul(?:ed|es|ing) out)\b",
     r"(?:(?m:^)|(?:\b(?:am|is|are|was|were|be|been|st(?:oo|an)ds?|(?:vot|advis|argu|warn|decid|recommend|counsel)\w*"
     r"|spoke|speaks?|c[ao]mes? out)|'(?:m|s|re))(?: \w+ly)? )against\b(?! (?-i:[A-Z]))",
 )
@@ -48,7 +48,7 @@ NEGATIVE = _any(  # Makes a question one about what is not, so that an answer th
     r"\b(?:except|besides|without|skip\w*|miss\w*|lack\w*|left out|omit\w*"
     r"|stop\w*|fail\w*|unable|prevent\w*"
     r"|avoid\w*|exclud\w*|lost|trouble"
-    r"|leave|instead|rather|doubt|un\w{5,}ed|wrong|away|before|until|only|other than|else)\b",
+    r"|leave|instead|rather|doubt\w*|un\w{5,}ed|wrong|away|before|until|only|other than|else)\b",
 )
 MOVED = _any(  # Names an old value next to the new one.
     r"\b(?:mov|chang|switch|shift|postpon|push|brought|bring|reschedul|renam|transfer|relocat|rais|rose|went|extend)"

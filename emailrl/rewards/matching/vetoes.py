@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from itertools import groupby, pairwise
 
-from emailrl.facts.reading import Reading, Unit, agree, find_names, same_token, word_before
+from emailrl.facts.reading import Literal, Reading, Unit, agree, find_names, same_token, word_before
 from emailrl.facts.words import OPPOSITES, has_word, says_something, stem
 from emailrl.rewards.matching.hedging import JOINT, hedges_between
 from emailrl.rewards.matching.language import (
@@ -27,7 +27,9 @@ from emailrl.rewards.matching.language import (
 from emailrl.rewards.matching.question import Case, is_whole
 
 _BY_WHO = re.compile(
-    r"^who\s(?:(?:is|are|was|were|has|have|had|will|would)\s)*(?!(?:did|does|do)\b)(?P<verb>\w+)", re.IGNORECASE
+    r"^who\s(?:(?:is|are|was|were)\s(?!\w+ed\b)|(?:has|have|had|will|would)\s)*(?!(?:did|does|do|is|are|was|were)\b)"
+    r"(?P<verb>\w+)",
+    re.IGNORECASE,
 )
 _SLOTS = ("from", "for", "to", "into", "with", "against", "under")
 _LINK = re.compile(r"\s+(?:after|before|if|unless|with|into|for|to|than|then)\s+", re.IGNORECASE)
@@ -51,7 +53,9 @@ def turned_round(case: Case) -> bool:
             before = word_before(text, name.start)
             is_own = bool(own & {*name.tokens})
             asked = slots.get(before) if before in _SLOTS else None
-            if asked and f"{before} {asked}" not in part.text.lower() and (asked in part.text.lower()) is is_own:
+            short = text[name.start : name.end].split()[0].isupper()  # "TW" for Transwestern
+            same = short or (asked and f"{before} {asked}" in part.text.lower())
+            if asked and not same and (asked in part.text.lower()) is is_own:
                 return True
             agent = re.search(r"(\w+) by\s$", text[: name.start])
             if active and not is_own and agent and stem(agent[1]) in case.asked.stems:
@@ -148,7 +152,7 @@ _LIMITS = tuple(  # Upper and lower limits as a reference states them, and as a 
         (rf"{_LOWER}|least|minimum|limit|earliest|lowest|since", "from", "from (?:when|what)"),
     )
 )
-_STRICT = re.compile(rf"\b(?P<no>not?\s)?(?:(?P<upper>{_UPPER})|{_LOWER})(?:\s\w+)?\s$", re.IGNORECASE)
+_STRICT = re.compile(rf"\b(?P<no>not?\s)?(?:(?P<upper>{_UPPER})|{_LOWER})(?:\s(?:the|about|around))?\s$", re.IGNORECASE)
 
 
 def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
@@ -225,7 +229,8 @@ def opposed(case: Case) -> bool:
     said |= {"refus"} if REFUSAL.search(before) else set()
     if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
         return True
-    held = [unit for part in parts for unit in part.units if unit.fact and case.holds(unit) and not is_whole(unit.fact)]
+    facts = [unit for part in parts for unit in part.units if unit.fact and not isinstance(unit.fact, Literal)]
+    held = [unit for unit in facts if case.holds(unit)]
     for limit in (_STRICT.search(case.given.masked[: unit.start]) for unit in held):
         if limit:
             stated, asked = _LIMITS[(limit["upper"] is None) is (limit["no"] is None)]
