@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import CONFIG, WEIGHTS, sha256_of
@@ -59,7 +58,9 @@ def load_teacher(settings: PolicySettings, policy: Policy) -> Teacher:
         return partial(score, policy.model, worn)
     alone = changed(settings, model_name=base, backend="transformers", chat_template=None, shard="off")
     other = load_policy(alone, adapter=adapter)
-    check_vocabulary(policy.tokenizer, other.tokenizer, f"The teacher {settings.training.teacher}")
+    if differ := policy.tokenizer.get_vocab().items() ^ other.tokenizer.get_vocab().items():
+        token, number = min(differ, key=lambda entry: entry[1])
+        raise other_tokenizer(f"The teacher {settings.training.teacher}", f": only one has {token!a} as token {number}")
     if settings.training.packing:
         enable_packing(other.model)
     return partial(score, other.model, nullcontext)
@@ -86,13 +87,6 @@ def fitted(policy: Policy, folder: Path) -> list[Tensor]:
         problem = f"The teacher {folder} adapts {', '.join(left_out)}, which the policy's adapter leaves out."
         raise UsageError(problem, "Set TARGET_MODULES=all-linear, or name its merged model (emailrl export).")
     return weights
-
-
-def check_vocabulary(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, who: str) -> None:
-    """Raise UsageError unless every token, special ones included, has the same id in both."""
-    if differ := own.get_vocab().items() ^ other.get_vocab().items():
-        token, number = min(differ, key=lambda entry: entry[1])
-        raise other_tokenizer(who, f": only one of them has {token!a} as token {number}")
 
 
 def other_tokenizer(who: object, why: str = "") -> UsageError:

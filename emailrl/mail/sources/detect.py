@@ -90,10 +90,7 @@ class Source:
 
     def _unpacked(self, scratch: Path | None) -> Iterator[Item]:
         for item in self.items:
-            if isinstance(item, outlook.DataFile):
-                yield from outlook.emails_of(item, scratch)
-            else:
-                yield item
+            yield from outlook.emails_of(item, scratch) if isinstance(item, outlook.DataFile) else (item,)
 
 
 def open_source(

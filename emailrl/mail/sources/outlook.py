@@ -70,14 +70,12 @@ def emails_of(file: DataFile, scratch: Path | None) -> Iterator[tuple[str, bytes
                 "Install Debian's package pst-utils, or libpst from Homebrew or Fedora.",
             ) from None
         except subprocess.CalledProcessError as error:
-            problem = (error.stdout.decode("utf-8", "replace").strip() or f"exit code {error.returncode}").split("\n")[
-                -1
-            ]
+            problem = error.stdout.decode("utf-8", "replace").strip() or f"exit code {error.returncode}"
         except subprocess.TimeoutExpired:
             problem = f"more than {seconds} seconds passed"
         if problem and not file.allow_truncated:
             hint = "Nothing was written. Repair it with Outlook's scanpst, or keep what can be read: --allow-truncated."
-            raise EmailRLError(f"readpst cannot read {file.path}: {problem.strip()[:200]}.", hint)
+            raise EmailRLError(f"readpst cannot read {file.path}: {problem.splitlines()[-1][:200]}.", hint)
         for path in sorted(folder.rglob("*.eml")):
             yield f"{file.inside}{path.relative_to(folder)}", _UNKNOWN_SENDER.sub(rb"\1", path.read_bytes(), count=1)
         if problem:

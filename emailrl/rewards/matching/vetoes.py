@@ -24,7 +24,7 @@ from emailrl.rewards.matching.language import (
     REFUSAL,
     RETRACTION,
 )
-from emailrl.rewards.matching.question import Case, is_whole
+from emailrl.rewards.matching.question import Case
 
 _BY_WHO = re.compile(
     r"^who\s(?:(?:is|are|was|were)\s(?!\w+ed\b)|(?:has|have|had|will|would)\s)*(?!(?:did|does|do|is|are|was|were)\b)"
@@ -40,8 +40,6 @@ _PART = re.compile(rf"{JOINT.pattern}|{_LINK.pattern}|\s[-\u2013]\s", re.IGNOREC
 
 def turned_round(case: Case) -> bool:
     """Whether roles are swapped: a name from the question in the reference's place, or another name as the agent."""
-    if not (case.is_mixed and case.is_short):
-        return False
     question, text = case.asked.reading.text, case.given.masked
     active = _BY_WHO.match(question)
     own = {token for name in case.expected.names for token in name.tokens if len(token) > 1}
@@ -161,8 +159,7 @@ def is_new(case: Case, marker: re.Pattern[str], text: str) -> bool:
 
 
 def hedges(case: Case) -> bool:
-    """Whether the answer only supposes its part of the reference, offers an alternative, or sets it aside: quotes a
-    whole reference only in brackets, after another statement."""
+    """Whether the answer only supposes its part of the reference, or offers an alternative."""
     text, masked = case.given.text, case.given.masked
     if is_new(case, ALTERNATIVE, text) or is_new(case, ALTERNATIVE, masked):
         return True
@@ -174,9 +171,7 @@ def hedges(case: Case) -> bool:
             case.holds(*part.units) or text[end:].lstrip().startswith(":")
         ):
             return True
-    before = [(masked[: unit.start], unit) for unit in case.given.units if case.is_quoted]
-    outside = [unit for text, unit in before if text.count("(") + text.count("[") == text.count(")") + text.count("]")]
-    return len(case.new(outside)) > 1 and not any(unit.fact and is_whole(unit.fact) for unit in outside)
+    return False
 
 
 def takes_back(case: Case) -> bool:
