@@ -41,10 +41,7 @@ Redact = Annotated[
 def report(
     runs: Annotated[
         list[Path] | None,
-        Argument(
-            metavar="[run]...",
-            help="Run or benchmark, or runs to compare. Default: newest run, else benchmark or rollout.",
-        ),
+        Argument(metavar="[run]...", help="Run or benchmark, or runs to compare. Default: newest run, else another."),
     ] = None,
     html: Annotated[
         Path | None, path_option("--html", help="File to write. Default: NAME.html in this folder, after the run.")

@@ -21,6 +21,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
 
@@ -32,16 +33,17 @@ def view(
     ] = None,
     port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
-    from emailrl.page.place import find_file, has_numbers, newest_made, runs_in
+    from emailrl.page.place import existing, has_numbers, newest_file, newest_made, runs_in
     from emailrl.page.server import PageServer, Served
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
     if run is None:
         run = newest_made(settings.output.output_dir)
-    elif not (run.exists() and (has_numbers(run) or len(runs_in(run)) > 1)):
+    elif not (has_numbers(existing(run)) or len(runs_in(run)) > 1):
         check_searchable(run)
-        find_file(run)
+        if newest_file([run]) is None:
+            raise UsageError(f"No trajectory in {run} yet.", "Start emailrl train or rollout first.")
     try:
         served = Served(run, model_name=settings.model.name)
         with PageServer(served, port) as server:

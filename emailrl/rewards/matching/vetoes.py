@@ -224,8 +224,8 @@ def opposed(case: Case) -> bool:
     said |= {"refus"} if REFUSAL.search(before) else set()
     if any(OPPOSITES.get(word, set()) & said - given or word.removeprefix("un") in said for word in given - said):
         return True
-    facts = [unit for part in parts for unit in part.units if unit.fact and not isinstance(unit.fact, Literal)]
-    held = [unit for unit in facts if case.holds(unit)]
+    units = [unit for part in parts for unit in part.units if not isinstance(unit.fact, Literal | None)]
+    held = [unit for unit in units if case.holds(unit)]
     for limit in (_STRICT.search(case.given.masked[: unit.start]) for unit in held):
         if limit:
             stated, asked = _LIMITS[(limit["upper"] is None) is (limit["no"] is None)]
