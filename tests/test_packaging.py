@@ -54,7 +54,7 @@ def test_every_imported_package_is_declared() -> None:
     """A package that only came along with another may leave with it."""
     declared = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
     optional = {"vllm", "unsloth", "tensorboard", "trackio", "bitsandbytes", "gguf", "mcp", "starlette", "uvicorn"}
-    optional |= {"inspect-ai", "pypdf"}
+    optional |= {"inspect-ai", "olefile", "pypdf"}
     named_otherwise = {"dotenv": "python-dotenv", "bs4": "beautifulsoup4"}
     foreign = {
         canonicalize_name(named_otherwise.get(name, name)): path

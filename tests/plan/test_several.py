@@ -148,8 +148,8 @@ def test_the_seconds_of_several_gpus_are_the_same_in_text_and_json(capsys: pytes
     app([*asked, "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)
     seconds = found["seconds"]
-    assert {**seconds, **found["split"]["seconds"]} == seconds and seconds["overlaps"]
-    training = sum(seconds[name] for name in ("handover", "score", "train", "gather", "all_reduce"))
+    assert {**seconds, **found["split"]} == seconds | {"sharded_over": 1} and seconds["overlaps"]
+    training = sum(seconds[name] for name in ("handover", "score", "train", "gather", "reduce"))
     assert seconds["step"] == pytest.approx(max(seconds["rollout"], training), abs=0.01)
     assert seconds["run"] == pytest.approx(200 * seconds["step"] + 22 * seconds["evaluation"], rel=1e-3)
     app(asked, standalone_mode=False)

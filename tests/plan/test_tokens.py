@@ -73,11 +73,11 @@ def test_a_run_is_planned_as_the_model_it_trained(tmp_path: Path, monkeypatch: p
     assert bare["notes"][0] == "no checkpoint of the run names its model: assuming " + bare["model"]["name"]
     write_checkpoint(tmp_path / "run", "nano")
     own = said("--max-steps", "30")
-    assert own["model"]["name"] == "nano" and own["seconds"]["run"] == 300
+    assert own["model"]["name"] == "nano" and own["run_seconds"] == 300
     assert not any("the run used" in note for note in own["notes"])
     for other in (said("--model", "Qwen/Qwen3-0.6B"), said(MODEL_NAME="Qwen/Qwen3-0.6B")):
         assert other["model"]["name"] == "Qwen/Qwen3-0.6B" and other["tokens"]["per_trajectory"] == 429
-        assert other["seconds"]["measured"] is None  # they were nano's
+        assert other["measured"] is None  # they were nano's
         assert other["notes"][0] == ("the run used nano, not Qwen/Qwen3-0.6B: its token counts apply, its times do not")
 
 
