@@ -63,8 +63,10 @@ def report(
         if json:
             print_json(written)
         return
-    if (run := next(iter(runs or []), None)) is None:
-        say(f"Newest: {(run := newest_made(settings.output.output_dir))}")
+    run = next(iter(runs or []), None)
+    if run is None:
+        run = newest_made(settings.output.output_dir)
+        say(f"Newest: {run}")
     target = html or Path(f"{run.absolute().name}.html")
     if html is None:
         check_own(target, "--html")

@@ -168,16 +168,16 @@ class Sieve:
 
     def passes(self, mail: SiftedMail | Skipped) -> TypeGuard[SiftedMail]:
         """Whether to store the email; if not, it is counted."""
+        dedupes = self._dedupe or (self._dedupe is None and not isinstance(mail, Skipped) and mail.is_research)
         if isinstance(mail, Skipped):
             reason = mail.reason
-        elif (mail.is_research if self._dedupe is None else self._dedupe) and (
+        elif dedupes and (
             mail.keys.content_key in self._contents if mail.is_research else mail.keys.trimmed_key in self._trimmed
         ):
             reason = "duplicate"
         elif mail.keys.id_key in self._ids or (not mail.is_research and mail.keys.unnamed_key in self._unnamed):
             reason = "duplicate_id"
         else:
-            dedupes = self._dedupe or (self._dedupe is None and mail.is_research)  # otherwise no content is compared
             self.remember(mail.keys if dedupes else mail.keys._replace(content_key=b""))
             for defect in mail.defects:
                 self.defects[defect] += 1

@@ -34,7 +34,8 @@ def check_gguf(config: Any, tokenizer: Any) -> None:
         f"the rotary embedding {rope}": rope != "default" and (kind, rope) != ("llama", "llama3"),
         f"the activation {config.hidden_act}": config.hidden_act != "silu",
         "sliding windows": getattr(config, "use_sliding_window", False),
-        "the rules by which its tokenizer splits text": _rule_of(tokenizer) is None,
+        "the rules by which its tokenizer splits text": _rule_of(json.loads(tokenizer.backend_tokenizer.to_str()))
+        is None,
     }
     if found := [what for what, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(f"GGUF is not written for {' and '.join(found)}.", _HINT)
@@ -144,7 +145,7 @@ def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
         texts[added["id"]] = added["content"]
         kinds[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(_rule_of(tokenizer))
+    writer.add_tokenizer_pre(_rule_of(whole))
     writer.add_token_list(texts)
     writer.add_token_types(kinds)
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in words["merges"]])
@@ -155,9 +156,8 @@ def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
     writer.add_chat_template(tokenizer.chat_template)
 
 
-def _rule_of(tokenizer: Any) -> str | None:
+def _rule_of(whole: Mapping[str, Any]) -> str | None:
     """llama.cpp's name for how a byte-level BPE splits text; None for any other tokenizer."""
-    whole = json.loads(tokenizer.backend_tokenizer.to_str())
     match whole["model"]["type"], (whole["pre_tokenizer"] or {}).get("pretokenizers"):
         case "BPE", [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "use_regex": True}]:
             return "smollm"

@@ -34,8 +34,6 @@ _BATCH_ROWS = 500
 _BUFFER_BYTES = 1 << 20
 _TABLE_COLUMNS = ("file", "message")
 _LARGEST_FIELD = 2**31 - 1  # message size is checked by the parser
-
-
 _MSGVAULT = "msgvault-message-export/"
 _RECORD, _MESSAGE, _COMPLETE = (b'{"record_type":"%b' % kind for kind in (b"", b'message"', b'complete"'))
 

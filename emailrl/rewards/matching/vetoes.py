@@ -46,14 +46,14 @@ def turned_round(case: Case) -> bool:
     slots = {word_before(question, name.start): name.tokens[0] for name in find_names(case.asked.reading)}
     every = find_names(case.given)
     for part in case.clauses:
+        said = part.text.lower()
         names = [name for name in every if part.asserted and part.start <= name.start < part.start + len(part.text)]
         for name in names:
             before = word_before(text, name.start)
             is_own = bool(own & {*name.tokens})
             asked = slots.get(before) if before in _SLOTS else None
             short = text[name.start : name.end].split()[0].isupper()  # "TW" for Transwestern
-            same = short or (asked and f"{before} {asked}" in part.text.lower())
-            if asked and not same and (asked in part.text.lower()) is is_own:
+            if asked and not short and f"{before} {asked}" not in said and (asked in said) is is_own:
                 return True
             agent = re.search(r"(\w+) by\s$", text[: name.start])
             if active and not is_own and agent and stem(agent[1]) in case.asked.stems:
