@@ -125,7 +125,7 @@ def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_sa
     said: list[str] = []
     stub.before_loading = lambda name: setattr(stub, wrong, value) if "v-000001" in name else None
     server = f"{stub.url.removesuffix('/v1')} (did not load|is not sampling|returns log-prob)"
-    with must_end(60), pytest.raises(EmailRLError, match=server):
+    with must_end(), pytest.raises(EmailRLError, match=server):
         start("run", say=said.append, eval_steps=eval_steps, save_steps=9, temperature=0.5, learning_rate=0.05)
     assert "Stopped after step 2, saved in" in said[-1] and step_threads() == []
     directory = Path(said[-1].split("saved in ")[1].split(";")[0]).parent

@@ -150,7 +150,7 @@ def test_a_stop_asked_of_another_rank_ends_the_run_in_order(
         return honest(updater, share)
 
     monkeypatch.setattr(Updater, "take", asked)
-    settings = settings_at("two", max_steps=500, save_steps=500, rank_timeout=20)
+    settings = settings_at("two", max_steps=500, save_steps=500, rank_timeout=120)
     zero, opened = in_ranks(2, partial(rank, settings), tmp_path)
     assert isinstance(zero, KeyboardInterrupt) and opened == []
     run = tmp_path / "two/grpo_masked"
@@ -169,7 +169,7 @@ def test_a_stop_during_an_evaluation_saves_the_step_before_it(
         return honest(run, questions, step, label)
 
     monkeypatch.setattr(run_module.TrainingRun, "measure", interrupted)
-    settings = settings_at("two", max_steps=4, eval_steps=2, save_steps=500, rank_timeout=20)
+    settings = settings_at("two", max_steps=4, eval_steps=2, save_steps=500, rank_timeout=120)
     zero, opened = in_ranks(2, partial(rank, settings), tmp_path)
     assert isinstance(zero, KeyboardInterrupt) and opened == []
     monkeypatch.undo()
