@@ -22,6 +22,7 @@ from same_run import assert_same_run
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.vllm.servers import VllmServers
 from emailrl.records import read_records
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
@@ -68,7 +69,7 @@ def versions_served(stub: VllmStub) -> Counter[str]:
     return Counter(version.group() for version in found if version)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     until = threading.Event()
     for _ in range(int(seconds / 0.02)):
         if condition():
@@ -197,18 +198,21 @@ def test_a_run_killed_between_two_checkpoints_goes_on_as_if_uninterrupted(
 
 
 def test_a_server_killed_in_mid_step_and_coming_back_costs_nothing(
-    start: Start, stub: VllmStub, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    start: Start, stub: VllmStub, uninterrupted: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     def die(line: str) -> None:
         if line.startswith("Step 2/"):
             stub.dies_after = len(stub.served) + 3
             stub.adapters = {BASE: None}
-            threading.Timer(3.0, come_back).start()
 
-    def come_back() -> None:
+    def back(engine: VllmServers, *given: Any) -> Any:
         stub.dies_after = None
+        return waits(engine, *given)
 
+    waits = VllmServers.wait_for_any
+    monkeypatch.setattr(VllmServers, "wait_for_any", back)
     stub.served.clear()
-    assert_same_run(uninterrupted, start("run", say=die, vllm_return_timeout=60).run_dir)
+    assert_same_run(uninterrupted, start("run", say=die, vllm_return_timeout=300).run_dir)
     told = capsys.readouterr().err
     assert "No vLLM server is left" in told and "is back in use" in told

@@ -32,7 +32,7 @@ class Pinned:
     def load(self) -> None:
         assert self.parts.settled  # versions are loaded one after the other
         self.parts.settled = False
-        self.parts.may_load.wait(60)
+        self.parts.may_load.wait(300)
         self.parts.loaded.append(self.version)
 
     def cancel(self) -> None: ...
@@ -77,7 +77,7 @@ class Scripted:
     def play(self, step: int, questions: StepQuestions, display: Any, play: Any) -> Collected:
         if step == self.hangs_in:
             play.activity.note(f"in the environment of {step}-q1")
-            self.rescued.wait(60)
+            self.rescued.wait(300)
         if step in self.dies_in:
             raise self.dies_in[step]
         taken = questions.take(self.per_step)
