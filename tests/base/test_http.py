@@ -83,4 +83,4 @@ def test_a_signal_is_raised_after_the_work_whatever_that_makes_of_it(number: sig
         with pytest.raises(KeyboardInterrupt):
             run(masking())
         assert signal.getsignal(number) is interrupt
-    assert undone == ["CancelledError"] and time.monotonic() - started < 20
+    assert undone == ["CancelledError"] and time.monotonic() - started < 300
