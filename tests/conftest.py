@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ import pytest
 
 # A test must never reach the network or a tracking server, whoever's machine it runs on.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled", TOKENIZERS_PARALLELISM="false")
+os.environ["OMP_NUM_THREADS"] = "1"  # commands started side by side would wait for each other's threads by spinning
+# Some images forbid bytecode: every command that a test starts would then compile all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-GENEROUS = 60
+GENEROUS = 300
 """Seconds: work in proportion to the text ends in a tenth of it on a busy machine, time squared would take hours."""
 
 

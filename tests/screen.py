@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-SECONDS = 60
+SECONDS = 300
 
 
 class Screen:

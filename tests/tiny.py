@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,20 @@ ANN = "ann@example.com"
 TEXTS = ("When does the lease end? The lease ends on 31 May 2002.", "Ann will pay the deposit.")
 
 
-def make_model(
-    folder: Path, *, dtype: str = "float32", texts: Sequence[str] = TEXTS, seed: int = 1, **changes: Any
-) -> Path:
-    """Save a two-layer Qwen3 with the packaged policy's tokenizer recipe, trained on ``texts``, and chat template."""
+def make_model(folder: Path, *, texts: Sequence[str] = TEXTS, **changes: Any) -> Path:
+    """Copy a two-layer Qwen3 with the packaged policy's tokenizer recipe, trained on ``texts``, and chat template; each
+    is made once in a process. ``changes``: of its config, and its ``dtype`` and ``seed``."""
+    return shutil.copytree(_model(tuple(texts), tuple(changes.items())), folder, dirs_exist_ok=True)
+
+
+@cache
+def _model(texts: tuple[str, ...], changes: tuple[tuple[str, Any], ...]) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tiny-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return _make_model(folder, texts, **dict(changes))
+
+
+def _make_model(folder: Path, texts: Sequence[str], *, dtype: str = "float32", seed: int = 1, **changes: Any) -> Path:
     tokenizer = train_tokenizer(texts)
     torch.manual_seed(seed)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}

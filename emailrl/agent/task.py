@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from emailrl.agent.tools import (
     EMAIL_NOT_FOUND,
     MAX_READ_ADDRESSES,
-    MAX_RESULTS,
     TOOLS,
     WITH_THREADS,
     call_tool,
@@ -33,6 +32,7 @@ from emailrl.base.plain import cut
 from emailrl.facts.words import is_i_dont_know
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 from emailrl.settings import AgentSettings, PlayingSettings
+from emailrl.settings.tree import MAX_RESULTS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import ToolError
+from emailrl.settings.tree import MAX_RESULTS
 
 if TYPE_CHECKING:
     from emailrl.mail import Email, Mailbox
     from emailrl.settings import AgentSettings
 
-MAX_RESULTS = 10
 MAX_READ_CHARS = 200_000
 """Characters of a body that ``read_email`` returns: more than most context windows hold. Anyone can send an email of
 10 MB, for which a tokenizer takes half a minute and gigabytes, or crashes (Qwen's, on blanks alone)."""

@@ -21,7 +21,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from emailrl.base.errors import UsageError
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.output import say
 
@@ -33,19 +32,14 @@ def view(
     ] = None,
     port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 0,
 ) -> None:
-    from emailrl.page.place import existing, has_numbers, newest_file, newest_made, runs_in
+    from emailrl.page.place import newest_made
     from emailrl.page.server import PageServer, Served
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
-    if run is None:
-        run = newest_made(settings.output.output_dir)
-    elif not (has_numbers(existing(run)) or len(runs_in(run)) > 1):
-        check_searchable(run)
-        if newest_file([run]) is None:
-            raise UsageError(f"No trajectory in {run} yet.", "Start emailrl train or rollout first.")
+    check_searchable(run)
     try:
-        served = Served(run, model_name=settings.model.name)
+        served = Served(run or newest_made(settings.output.output_dir), model_name=settings.model.name)
         with PageServer(served, port) as server:
             say(f"Serving {served.place.root} on this machine only; Ctrl-C ends it.")
             print(server.address, flush=True)

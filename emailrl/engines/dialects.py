@@ -182,6 +182,11 @@ DIALECTS: Final[dict[str, Dialect]] = {
     ),
 }  # fmt: skip
 """By name, in the order in which their signs are looked for."""
+BEGINS: Final = re.compile(
+    r"<\|?tool_call|<TOOLCALL>|<function=|\[TOOL_CALLS\]|<｜(?:tool▁|DSML)|<\|python_|<start_function_call>"
+    r"|(?:<\|start\|>assistant)?<\|channel\|>commentary to=|\A\s*(?:\{|\[(?!THINK))"
+)
+"""Where the markup of calls begins, in any dialect; bare lists and objects only at the start."""
 
 
 def choose(tokenizer: Any, tools: Sequence[Mapping[str, Any]], setting: str = "auto") -> str:

@@ -11,17 +11,16 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import emailrl
 from emailrl.agent.tools import tool_schemas, tools_of
 from emailrl.engines.dialects import DIALECTS, before_calls, said_in
-from emailrl.records import Record, encode, trajectory_to_dict
-from emailrl.records.trajectory import Message, Trajectory, scenario_fields, trajectory_in_line
+from emailrl.records import Record, encode
+from emailrl.records.trajectory import Message, Trajectory, scenario_fields
 from emailrl.settings import AgentSettings
 
 HERMES: Final = "hermes"
@@ -30,16 +29,17 @@ AGENT: Final = "emailrl"
 
 def redacted(trajectory: Trajectory, replaced: Callable[[Any], Any]) -> Trajectory:
     """The trajectory with its texts ``replaced``, and without its tokens, which anyone with the tokenizer can read."""
+    texts = [*("id", "group_id", "final_answer", "final_sources", "exception", "content", "parse_error", "arguments")]
+    texts += ["question", "answer", "message_ids", "inbox_address", "twins"]
+
+    def told(part: Any, **parts: Any) -> Any:
+        held = {each.name: replaced(getattr(part, each.name)) for each in fields(part) if each.name in texts}
+        return replace(part, **held | parts)
+
     bare: dict[str, Any] = {"completion_ids": [], "logprobs": [], "tool_args": None, "tool_result": None}
     turns = [replace(turn, **bare) for turn in trajectory.turns]  # what the calls and results were is in messages
-    record = trajectory_to_dict(replace(trajectory, turns=turns, samples=[]))
-    texts = [*("id", "group_id", "final_answer", "final_sources", "exception", "content", "parse_error")]
-    texts += ["question", "answer", "message_ids", "inbox_address", "twins"]
-    for part in (record, record["scenario"], *record["messages"]):
-        part |= {name: replaced(part[name]) for name in texts if name in part}
-        for call in part.get("tool_calls", ()):
-            call["arguments"] = replaced(call["arguments"])
-    return trajectory_in_line(Path("redacted"), 1, encode(record))
+    said = [told(each, tool_calls=[*map(told, each.tool_calls)]) for each in trajectory.messages]
+    return told(trajectory, scenario=told(trajectory.scenario), messages=said, turns=turns, samples=[])
 
 
 def chat(trajectory: Trajectory) -> list[Record]:

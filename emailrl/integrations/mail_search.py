@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from emailrl.agent.task import agent_mailbox, mail_agent, prompts
-from emailrl.agent.tools import MAX_RESULTS, TOOLS, WITH_THREADS, to_json
+from emailrl.agent.tools import TOOLS, WITH_THREADS, to_json
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.calls import checked_arguments
 from emailrl.questions.load import Split, read_questions, with_questions
 from emailrl.records.trajectory import Message, Scenario, ToolCall, Trajectory, Turn
 from emailrl.rewards.scorer import Scorer, build_scorer
 from emailrl.settings import Settings, load_settings
+from emailrl.settings.tree import MAX_RESULTS
 
 DB: Final = "mail.db"
 OVER: Final = to_json({"note": "The conversation is over."})

@@ -183,8 +183,7 @@ def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator
             TEMPORARY.update((building, lock.path))
             _check(db, overwrite=overwrite, append=append or sync)
             building.unlink(missing_ok=True)  # a build that was killed leaves it
-            shutil.rmtree(unpacked := building.with_suffix(".unpacked"), ignore_errors=True)
-            at_end.callback(shutil.rmtree, unpacked, ignore_errors=True)
+            shutil.rmtree(building.with_suffix(".unpacked"), ignore_errors=True)
             building.touch(exist_ok=False)
         except BlockingIOError:
             hint = "Wait for it to finish, or choose another --db."

@@ -37,10 +37,10 @@ from emailrl.mail.database import (
 )
 from emailrl.mail.languages import LANGUAGES, mark, ways, words_apart, words_like
 from emailrl.mail.spelling import accented, marked, spellings
+from emailrl.settings.tree import MAX_RESULTS
 
 Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
-MAX_RESULTS = 10
 MAX_KEYWORDS = 32
 MAX_KEYWORD_CHARS = 1000
 MOST_COUNTED = 1000  # Matches that are counted, in about a millisecond

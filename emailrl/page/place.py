@@ -46,11 +46,9 @@ def existing(path: Path) -> Path:
 
 
 def find_file(path: Path) -> Path:
-    """Return the trajectory file for ``path``: itself, or the newest under a folder; UsageError if there is none."""
-    if existing(path).is_file():
-        return path
-    if (newest := newest_file([path])) is None:
-        raise UsageError(f"No trajectory file under {path}.", "Runs keep theirs in trajectories/*.jsonl.")
+    """Return the newest trajectory file at or under ``path``; ``UsageError`` if there is none."""
+    if (newest := newest_file([existing(path)])) is None:
+        raise UsageError(f"No trajectory in {path} yet.", "Start emailrl train or rollout first.")
     return newest
 
 

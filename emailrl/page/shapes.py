@@ -13,13 +13,13 @@ logprobs`` and, of trained ones, ``old, ratio, advantages``; lists of equal leng
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
+from emailrl.engines.dialects import BEGINS
 from emailrl.measure.evaluation import verdict
 from emailrl.model.resolve import resolve_model
 from emailrl.page.place import name_of, source_of
@@ -29,11 +29,6 @@ from emailrl.records.trajectory import SampleNote, StopReason, Trajectory, Turn
 from emailrl.rewards.rubric import reasons
 
 _PARTIAL = "\ufffd"
-_CALL = re.compile(
-    r"<tool_call>|\[TOOL_CALLS\]|<function|<\|?tool|<\|python_|<start_function_call>|<\|channel\|>commentary to="
-    r"|\A\s*[{\[]"
-)
-"""Where a model's text begins to be the markup of its calls; the last form only at the start."""
 _LONGEST = 200  # maximum characters of a question or answer in a row
 _STOPS: dict[str | None, str] = {
     StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
@@ -154,7 +149,7 @@ def conversation(trajectory: Trajectory) -> Iterator[Record]:
             number, current = turns.pop(0) if turns else (0, None)
             calls: list[Record] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
             facts = _turn_facts(number, current) if current else {}
-            said = prose(message.content) if calls else message.content
+            said = BEGINS.split(message.content, 1)[0] if calls else message.content
             yield {
                 "role": "assistant", "text": message.content, "said": said.strip(), "calls": calls,
                 "error": message.parse_error, **facts,
@@ -167,12 +162,6 @@ def conversation(trajectory: Trajectory) -> Iterator[Record]:
         calls = [{"name": turn.tool_name, "arguments": turn.tool_args}] if turn.tool_name else []
         yield {"role": "assistant", "text": "", "said": "", "calls": calls, "error": None, **_turn_facts(number, turn)}
         yield from _unanswered(turn, number)
-
-
-def prose(text: str) -> str:
-    """Return what a model said before its calls, whose markup repeats what is shown of them."""
-    found = _CALL.search(text)
-    return text[: found.start()] if found else text
 
 
 def _unanswered(turn: Turn | None, number: int) -> Iterator[Record]:

@@ -33,6 +33,7 @@ from emailrl.settings.learning import AlgorithmSettings, EvaluationSettings, Sft
 from emailrl.settings.servers import OpenAISettings, VllmSettings
 
 DEFAULT_DB: Final = Path("data/enron_emails.db")
+MAX_RESULTS: Final = 10  # Hits of one search of a mailbox
 
 
 def _no_held_out_split(name: str) -> str:

@@ -13,12 +13,12 @@ from random import Random
 from typing import Any, TypeVar
 
 from emailrl.agent.task import MailEnvironment, agent_mailbox, mail_agent
-from emailrl.agent.tools import MAX_RESULTS
 from emailrl.questions.inbox import topic_of
 from emailrl.questions.load import Split, read_questions
 from emailrl.records.trajectory import Message, Scenario
 from emailrl.rewards.matching import match
 from emailrl.settings import AgentSettings, Settings
+from emailrl.settings.tree import MAX_RESULTS
 from emailrl.sft.asked import Asked, ShownMail, answer_of, day_of, is_called, read_question, recipients_of, told_in
 from emailrl.sft.examples import call_text, converse, next_turn
 

@@ -28,7 +28,7 @@ def test_the_cache_is_shared_by_processes(tmp_path: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(300)
         assert worker.exitcode == 0
     cache.put("0", "m", False)  # a value once kept stays
     assert [cache.get(str(number)) for number in range(80)] == [number % 2 == 0 for number in range(80)]

@@ -74,10 +74,10 @@ def test_other_secrets_are_hidden_too(secret: str, text: str) -> None:
 
 
 def test_hostile_texts_are_looked_through_in_no_time() -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     for piece in ("\\", "&amp;", "&", "%25", "&#0", "h&", "%"):
         redacted(piece * 65536, 'h&%"s<', "&&&%%%")
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 def test_what_an_address_must_not_tell() -> None:

@@ -70,7 +70,7 @@ def test_a_signal_is_raised_after_the_work_whatever_that_makes_of_it(number: sig
                 threading.Timer(0.2, signal.pthread_kill, (main, number)).start()
             else:
                 signal.raise_signal(number)
-            await asyncio.sleep(30)
+            await asyncio.sleep(600)
         except BaseException as error:
             undone.append(type(error).__name__)
             raise RuntimeError("lost") from None
@@ -83,4 +83,4 @@ def test_a_signal_is_raised_after_the_work_whatever_that_makes_of_it(number: sig
         with pytest.raises(KeyboardInterrupt):
             run(masking())
         assert signal.getsignal(number) is interrupt
-    assert undone == ["CancelledError"] and time.monotonic() - started < 20
+    assert undone == ["CancelledError"] and time.monotonic() - started < 300

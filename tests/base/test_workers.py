@@ -25,10 +25,10 @@ def test_they_ignore_signals_from_their_first_instruction_and_end_while_busy(met
             os.kill(child.pid or 0, number)
         assert list(in_order(submit, pow, ((2, i) for i in range(4)), ahead=2)) == [1, 2, 4, 8]
         assert submit(os.getpid).result() == child.pid
-        submit(time.sleep, 60)
-        submit(time.sleep, 60)
+        submit(time.sleep, 600)
+        submit(time.sleep, 600)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 5 and not active_children()
+    assert time.monotonic() - begun < 120 and not active_children()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 

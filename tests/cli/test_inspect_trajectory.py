@@ -189,13 +189,15 @@ def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_p
     shutil.rmtree(run_dir)
     code, out, error = emailrl("inspect-trajectory")
     assert (code, out) == (2, "") and "error: No trajectory under outputs." in error
-    (tmp_path / "none.jsonl").touch()
+    (tmp_path / "none.jsonl").write_text('{"group_id": "g", "scenario": {')
     code, out, error = emailrl("inspect-trajectory", "none.jsonl")
     assert (code, out) == (2, "") and "holds no complete trajectory yet" in error
     code, _, error = emailrl("inspect-trajectory", "no\x1b[31mwhere")
     assert code == 2 and "\x1b" not in error and error.count("\n") == 1
     (tmp_path / "empty").mkdir()
-    assert "No trajectory file under empty." in emailrl("inspect-trajectory", "empty")[2]
+    (tmp_path / "empty.jsonl").touch()
+    for none in ("empty", "empty.jsonl"):
+        assert f"No trajectory in {none} yet." in emailrl("inspect-trajectory", none)[2]
 
 
 def test_follow_takes_up_new_lines_and_newer_files(run_dir: Path) -> None:

@@ -118,19 +118,25 @@ def test_results_go_to_stdout(emailrl, home: Path, monkeypatch, command: str) ->
 SMALL = f"{LEAST} --db demo.db --out recipe"
 
 
+def interrupt(*given: object, **named: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_run_says_which_recipe_it_follows(emailrl, home: Path, monkeypatch) -> None:
     monkeypatch.chdir(home)
     bare, note = f"train {SMALL} --batch-size 1 --num-generations 2 --max-steps 1", "Note: these are the defaults"
-    code, _, said = emailrl(*bare.split())
-    assert code == 0 and f"{note}; --preset recommended sets TEMPERATURE=1.0, LEARNING_RATE=auto," in said
-    assert note not in emailrl(*bare.split(), "--learning-rate", "1e-4")[2]
+    with monkeypatch.context() as patch:
+        patch.setattr("emailrl.training.loop.train", interrupt)  # what is said before a run begins
+        code, _, said = emailrl(*bare.split())
+        assert code == 130 and f"{note}; --preset recommended sets TEMPERATURE=1.0, LEARNING_RATE=auto," in said
+        assert note not in emailrl(*bare.split(), "--learning-rate", "1e-4")[2]
     monkeypatch.setenv("MAX_REFILL_ROUNDS", "1")
     for words, changes in (bare, []), (f"{bare} --max-steps 2 --resume latest", ["max_steps 1 -> 2"]):
         code, _, said = emailrl(*words.split(), "--preset", "recommended")
         assert code == 0 and note not in said
         assert re.findall("changed since the checkpoint: (.*)", said) == changes
-    log = (home / "recipe_masked-3/training.log").read_text(encoding="utf-8")
+    log = (home / "recipe_masked/training.log").read_text(encoding="utf-8")
     assert log.count("LEARNING_RATE=auto is 0.002: measured with nano") == 1
     for kind in ("final", "best_model"):
-        metadata = json.loads((home / f"recipe_masked-3/{kind}/metadata.json").read_text(encoding="utf-8"))
+        metadata = json.loads((home / f"recipe_masked/{kind}/metadata.json").read_text(encoding="utf-8"))
         assert metadata["settings"]["training"]["learning_rate"] == 0.002

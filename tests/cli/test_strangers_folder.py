@@ -175,11 +175,12 @@ def test_a_settings_file_of_wandbs_gets_no_key(emailrl, here: Path, listener: Li
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("-m emailrl rollout --limit 1", 0), ("-P -m emailrl train --nproc 2 --db none.db", 2)],  # `emailrl` has no -m
+    [("-m emailrl doctor", 0), ("-P -m emailrl train --nproc 2 --db none.db", 2)],  # `emailrl` has no -m
     ids=["module", "ranks"],
 )
 def test_python_and_its_ranks_do_not_import_from_the_folder(here: Path, command: str, code: int) -> None:
-    """Neither a package that takes emailrl's or another's place nor a module of the standard library's name."""
+    """Neither a package that takes emailrl's or another's place nor a module of the standard library's name; doctor
+    imports torch in processes of its own."""
     settings(here, 'judge = "offline"')
     names = ["rich.py", "pydantic.py", "transformers.py", "torch.py"]
     for name in [*names, "contextlib.py", "emailrl/__init__.py"] if code else names:

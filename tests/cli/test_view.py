@@ -28,12 +28,12 @@ def test_it_serves_a_run_until_it_is_interrupted(emailrl, tmp_path: Path, trajec
     assert process.stdout and process.stderr
     try:
         address = process.stdout.readline().strip()
-        with urllib.request.urlopen(address.replace("/?", "/data/run.json?"), timeout=60) as response:
+        with urllib.request.urlopen(address.replace("/?", "/data/run.json?"), timeout=300) as response:
             run = json.load(response)
         assert (run["title"], run["total"]) == ("grpo_masked", 1)
     finally:
         process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)
+        rest = process.communicate(timeout=300)
     assert process.returncode == 0
     assert rest == ("", "Serving outputs/grpo_masked on this machine only; Ctrl-C ends it.\nStopped.\n")
 

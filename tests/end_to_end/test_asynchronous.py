@@ -22,6 +22,7 @@ from same_run import assert_same_run
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Advance, Completion, Request
 from emailrl.engines.local.engine import TransformersEngine
+from emailrl.engines.vllm.servers import VllmServers
 from emailrl.records import read_records
 from emailrl.settings import Settings, load_settings
 from emailrl.training.loop import TrainResult, train
@@ -68,7 +69,7 @@ def versions_served(stub: VllmStub) -> Counter[str]:
     return Counter(version.group() for version in found if version)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     until = threading.Event()
     for _ in range(int(seconds / 0.02)):
         if condition():
@@ -125,7 +126,7 @@ def test_a_version_that_fails_while_a_step_trains_ends_the_run_with_that_step_sa
     said: list[str] = []
     stub.before_loading = lambda name: setattr(stub, wrong, value) if "v-000001" in name else None
     server = f"{stub.url.removesuffix('/v1')} (did not load|is not sampling|returns log-prob)"
-    with must_end(60), pytest.raises(EmailRLError, match=server):
+    with must_end(), pytest.raises(EmailRLError, match=server):
         start("run", say=said.append, eval_steps=eval_steps, save_steps=9, temperature=0.5, learning_rate=0.05)
     assert "Stopped after step 2, saved in" in said[-1] and step_threads() == []
     directory = Path(said[-1].split("saved in ")[1].split(";")[0]).parent
@@ -197,18 +198,21 @@ def test_a_run_killed_between_two_checkpoints_goes_on_as_if_uninterrupted(
 
 
 def test_a_server_killed_in_mid_step_and_coming_back_costs_nothing(
-    start: Start, stub: VllmStub, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    start: Start, stub: VllmStub, uninterrupted: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     def die(line: str) -> None:
         if line.startswith("Step 2/"):
             stub.dies_after = len(stub.served) + 3
             stub.adapters = {BASE: None}
-            threading.Timer(3.0, come_back).start()
 
-    def come_back() -> None:
+    def back(engine: VllmServers, *given: Any) -> Any:
         stub.dies_after = None
+        return waits(engine, *given)
 
+    waits = VllmServers.wait_for_any
+    monkeypatch.setattr(VllmServers, "wait_for_any", back)
     stub.served.clear()
-    assert_same_run(uninterrupted, start("run", say=die, vllm_return_timeout=60).run_dir)
+    assert_same_run(uninterrupted, start("run", say=die, vllm_return_timeout=300).run_dir)
     told = capsys.readouterr().err
     assert "No vLLM server is left" in told and "is back in use" in told

@@ -18,7 +18,7 @@ from emailrl.agent.task import StepResult
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
 from emailrl.engines.base import Advance, Completion, Request, SamplingParams
-from emailrl.engines.dialects import DIALECTS, choose, parse
+from emailrl.engines.dialects import BEGINS, DIALECTS, choose, parse
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
 from emailrl.settings.tree import ToolDialect
@@ -94,7 +94,10 @@ def test_calls_are_read_back_among_text_and_after_thoughts(dialect: str, calls: 
         thought, before = f"{opens}\n{spoken.write([READ])}\n{closes}\n\n", "I look.\n"
     found = [parse(f"{prefix}{text}", dialect, TOOLS) for prefix in ("", before, thought)]
     assert all([(c.name, c.arguments) for c in each] == [(c.name, c.arguments) for c in calls] for each in found)
-    assert parse("The lease ends on {May 5} [see below].", dialect, TOOLS) == []
+    assert {BEGINS.split(each, maxsplit=1)[0] for each in (text, f"\n{text}")} <= {"", "\n"}
+    assert text[0] in "[{" or BEGINS.split(f"I look.{text}", maxsplit=1)[0] == "I look."
+    told = "The lease ends on {May 5} [see below]."
+    assert parse(told, dialect, TOOLS) == [] and BEGINS.search(told) is None
     if dialect != "harmony":
         assert parse(f"{opens}\n{text}", dialect, TOOLS) == []  # stopped while thinking
 

@@ -303,13 +303,13 @@ def test_hostile_text_takes_linear_time() -> None:
 
     def seconds(size: int) -> float:
         texts = [piece * (size // len(piece)) for piece in pieces] + ["<a_" + "a" * size]
-        started = time.perf_counter()
+        started = time.process_time()
         for text in texts:
             harmless(text)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(10_000)
-    assert seconds(400_000) < 40 * max(seconds(40_000), 0.01)
+    assert seconds(100_000) < 40 * max(seconds(10_000), 0.01)
 
 
 def test_half_of_a_character_that_a_server_said_is_not_sent_back(serve: Serve, tmp_path: Path) -> None:

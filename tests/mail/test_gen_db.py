@@ -177,7 +177,7 @@ def test_it_ends_with_the_inboxes_and_the_next_command(tmp_path: Path, gen_db: G
     again = gen_db("--db", "my data/mine.db")
     assert again.stdout.splitlines()[1:] == [inboxes] and again.stderr.splitlines() == [asking, following]
     typed = following.removeprefix("Next: ")
-    made = subprocess.run(typed, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    made = subprocess.run(typed, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     last = made.stderr.splitlines()[-1]
     options = "--db 'my data/mine.db'"
     assert last.endswith(f"emailrl benchmark --model smol --limit 40 {options}")  # nano knows the demo only

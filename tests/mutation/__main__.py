@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the report here")
     wanted = parser.parse_args(argv)
     started = time.monotonic()
-    preload()
+    preload(wanted.modules)
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     results: list[Result] = []
     for _, room in groupby(modules(wanted.modules), lambda name: name.startswith(SAMPLED)):

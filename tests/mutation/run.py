@@ -46,7 +46,7 @@ ELSEWHERE = ("end_to_end", "gpu", "benchmarks", "mutation")
 """Folders of tests that run the package in other processes, where a mutant is not, or on other machines."""
 SLOW = ("emailrl.model", "emailrl.training.loop", "emailrl.training.run", "emailrl.training.update")
 """What loads a model: a file of tests that imports it takes minutes, and is left out."""
-PRELOADED = ("hypothesis", "torch", "emailrl.base.errors", "emailrl.settings", "emailrl.records.trajectory")
+PRELOADED = ("torch", "emailrl.base.errors", "emailrl.settings", "emailrl.records.trajectory")
 FLAGS = ["-xqs", "--rootdir=.", "--no-header", "--no-summary", "--tb=no"]
 FLAGS += [f"-pno:{plugin}" for plugin in ("cacheprovider", "warnings", "unraisableexception")]
 WALL_SECONDS = 600
@@ -217,13 +217,16 @@ class Result:
     outcome: str
 
 
-def preload() -> None:
-    """Import what all forks share, and keep tests the same from fork to fork."""
-    for name in PRELOADED:
-        importlib.import_module(name)
-    torch, hypothesis = sys.modules["torch"], sys.modules["hypothesis"]
-    torch.set_num_threads(1)
-    torch.testing.assert_close(torch.zeros(1), torch.zeros(1))  # the first call imports for a second
+def preload(names: Sequence[str]) -> None:
+    """Import what all forks share that try the package's own modules, and keep tests the same from fork to fork."""
+    if any(name.startswith("emailrl") for name in names):
+        for name in PRELOADED:
+            importlib.import_module(name)
+        torch = sys.modules["torch"]
+        torch.set_num_threads(1)
+        torch.testing.assert_close(torch.zeros(1), torch.zeros(1))  # the first call imports for a second
+    import hypothesis
+
     hypothesis.settings.register_profile("mutation", derandomize=True, database=None, deadline=None)
     hypothesis.settings.load_profile("mutation")
     sys.dont_write_bytecode = False  # or every fork would compile its tests anew

@@ -146,16 +146,16 @@ def test_a_live_page_keeps_what_its_reader_did_and_says_how_the_run_is(
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('{"step": 3, "loss": 0.5, "reward_mean": 1.5}\n')
         status(step=3, phase=None, end=None, at=time.time() - 500)
-        tab.wait_for_function("document.title.startsWith('stalled')", timeout=9000)
+        tab.wait_for_function("document.title.startsWith('stalled')", timeout=120_000)
         assert tab.locator(".scroller[aria-label='Values by step'] tbody tr").count() == 3  # open, and up to date
         assert tab.evaluate("[document.activeElement.getAttribute('aria-label'), scrollY]") == ["Values by step", 400]
         status(state="failed", reason="the disk is full", step=3)
-        tab.wait_for_function("document.title.startsWith('failed')", timeout=9000)
+        tab.wait_for_function("document.title.startsWith('failed')", timeout=120_000)
         assert tab.inner_text("#live") == "Failed at step 3 of 9: the disk is full"
         server.shutdown()
         thread.join()
     tab.context.set_offline(True)  # as its process has not ended, the server still answers on open connections
-    tab.wait_for_function("document.title.startsWith('not connected')", timeout=9000)
+    tab.wait_for_function("document.title.startsWith('not connected')", timeout=120_000)
     assert tab.locator(".scroller[aria-label='Values by step'] tbody tr").count() == 3
     tab.keyboard.press("2")
     tab.keyboard.press("j")

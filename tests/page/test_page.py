@@ -118,7 +118,7 @@ def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) ->
     served = Served(folder, model_name="nano")
     assert served.run()["steps"] == data.run["steps"] and served.rows(0, 9) == []
     (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(UsageError, match="No trajectory file under"):
+    with pytest.raises(UsageError, match="No trajectory in"):
         place_of(folder)
 
 

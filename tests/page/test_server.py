@@ -46,7 +46,7 @@ def server(run_dir: Path) -> Iterator[PageServer]:
 
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
     """Ask as the page does; a header given as "" is left out."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     sent = {"Host": f"127.0.0.1:{server.server_port}"} | given
     if "token=" not in path:
@@ -172,7 +172,7 @@ def test_nothing_else_can_be_asked_for(server: PageServer, path: str, status: in
 
 def raw(server: PageServer, *lines: str) -> bytes:
     """What the server answers to the lines of a request, the token in place of TOKEN, and whether it then hangs up."""
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=300) as connection:
         text = "\r\n".join([*lines, "Connection: close", "", ""])
         text = text.replace("OWN", f"127.0.0.1:{server.server_port}").replace("TOKEN", server.token)
         connection.sendall(text.encode("latin-1"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emailrl.page.shapes import TokenTexts, detail, evidence, failure, prose, rows
+from emailrl.page.shapes import TokenTexts, detail, evidence, failure, rows
 from emailrl.records import Entry, TrainingNote, TrajectoryIndex, write_trajectories
 from emailrl.records.trajectory import Message, SampleNote, Trajectory, Turn
 
@@ -123,16 +123,3 @@ def test_a_character_stands_at_its_last_id_and_a_tokenizer_fits_only_its_own_tra
     assert tokens.fits(trajectory)
     trajectory.turns[0].completion_ids = [2, 0]
     assert not tokens.fits(trajectory)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('I look.\n<tool_call>\n{"name": "read_email"}\n</tool_call>', "I look.\n"),
-        (' {"name": "read_email"}', ""),
-        ("Set {1} of [2]", "Set {1} of [2]"),
-        ("Well.<|tool_call_start|>[read_email()]", "Well."),
-    ],
-)
-def test_the_markup_of_calls_is_not_what_was_said(text: str, said: str) -> None:
-    assert prose(text) == said

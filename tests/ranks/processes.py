@@ -33,12 +33,12 @@ def begin(world: int, work: Callable[[], Any], folder: Path) -> list[int]:
     return [_fork(rank, world, port, work, folder) for rank in range(world)]
 
 
-def in_ranks(world: int, work: Callable[[], Any], folder: Path, *, seconds: float = 120) -> list[Any]:
+def in_ranks(world: int, work: Callable[[], Any], folder: Path, *, seconds: float = 300) -> list[Any]:
     """What ``work`` returned on each rank, or the exception it raised; None for a rank that was killed."""
     return results(begin(world, work, folder), folder, seconds=seconds)
 
 
-def results(children: list[int], folder: Path, *, seconds: float = 120) -> list[Any]:
+def results(children: list[int], folder: Path, *, seconds: float = 300) -> list[Any]:
     """Wait for the ranks; those that have not ended in time are killed, and fail the test."""
     end, left = time.monotonic() + seconds, set(children)
     while left and time.monotonic() < end:
@@ -52,12 +52,12 @@ def results(children: list[int], folder: Path, *, seconds: float = 120) -> list[
     return [pickle.loads(path.read_bytes()) if path.exists() else None for path in found]
 
 
-def waiting(seconds: float = 60) -> TrainingSettings:
+def waiting(seconds: float = 300) -> TrainingSettings:
     """Settings with this RANK_TIMEOUT."""
-    return TrainingSettings(rank_timeout=seconds, rank_start_timeout=60)
+    return TrainingSettings(rank_timeout=seconds, rank_start_timeout=300)
 
 
-def ranked(work: Callable[[Ranks], Any], seconds: float = 60) -> Callable[[], Any]:
+def ranked(work: Callable[[Ranks], Any], seconds: float = 300) -> Callable[[], Any]:
     """``work`` of a rank that has met the others: rank 0 calls the rest to it."""
 
     def run() -> Any:

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -114,11 +115,9 @@ def test_a_rank_that_is_killed_while_rank_0_is_busy_interrupts_it_and_is_named(t
             if not ranks.is_first:
                 assert isinstance(ranks, RankGroup)
                 ranks.follow(lambda: None)
-            time.sleep(60)
+            time.sleep(600)
 
-    begun = time.monotonic()
     zero, one, two = in_ranks(3, run, tmp_path)
-    assert time.monotonic() - begun < 30
     assert one is None and isinstance(zero, LostRank) and isinstance(two, LostRank)
     assert "Rank 1 of 3 ended or stopped responding." in str(zero)
 
@@ -130,7 +129,7 @@ def test_a_rank_that_hangs_ends_the_others_within_the_limit(moment: str, tmp_pat
             ranks.started()
             if ranks.is_first:
                 if moment == "waiting":
-                    time.sleep(60)
+                    time.sleep(600)
                 with ranks.at_work():
                     return ranks.gather(1)
             assert isinstance(ranks, RankGroup)
@@ -146,7 +145,7 @@ def test_a_rank_that_hangs_ends_the_others_within_the_limit(moment: str, tmp_pat
 
     children = begin(3, run, tmp_path)
     try:
-        zero, one = results(children[:2], tmp_path, seconds=40)
+        zero, one = results(children[:2], tmp_path)
     finally:
         os.kill(children[2], signal.SIGKILL)
         os.waitpid(children[2], 0)
@@ -157,14 +156,16 @@ def test_a_rank_that_hangs_ends_the_others_within_the_limit(moment: str, tmp_pat
 def test_a_rank_asked_to_stop_lets_rank_0_know(tmp_path: Path) -> None:
     def run() -> Any:
         heard: list[float] = []
+        told = Event()
         with joined(waiting(8)) as ranks:
             ranks.started()
             assert isinstance(ranks, RankGroup)
             if not ranks.is_first:
                 ranks.stop()
                 return ranks.follow(lambda: None)
-            ranks.on_stop = lambda: heard.append(time.monotonic())
-            time.sleep(5)  # two pulses
+            ranks.on_stop = lambda: (heard.append(time.monotonic()), told.set())
+            assert told.wait(300)
+            time.sleep(3)  # another pulse
         return len(heard)
 
     assert in_ranks(2, run, tmp_path) == [1, None]
@@ -186,7 +187,7 @@ def test_a_signal_ends_a_rank_whose_partner_is_gone_before_they_have_met(tmp_pat
     time.sleep(1)
     os.kill(first, signal.SIGTERM)
     begun = time.monotonic()
-    assert os.waitpid(first, 0) == (first, signal.SIGTERM) and time.monotonic() - begun < 5
+    assert os.waitpid(first, 0) == (first, signal.SIGTERM) and time.monotonic() - begun < 120
 
 
 def test_ranks_that_do_not_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

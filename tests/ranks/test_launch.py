@@ -83,7 +83,7 @@ def test_a_host_without_address_is_waited_for_as_long_as_the_setting_allows() ->
     begun = time.monotonic()
     with pytest.raises(EmailRLError, match=r"the host nowhere\.invalid has no address after 1 s") as raised:
         Launch(nnodes=2, rdzv_endpoint="nowhere.invalid:29500", start_seconds=1).wait_for_address(said.append)
-    assert 1 <= time.monotonic() - begun < 30 and "RANK_START_TIMEOUT" in raised.value.hint
+    assert 1 <= time.monotonic() - begun < 120 and "RANK_START_TIMEOUT" in raised.value.hint
     assert said == ["Waiting up to 1 s (RANK_START_TIMEOUT) for the host nowhere.invalid, which has no address."]
 
 
@@ -130,7 +130,7 @@ def test_hosts_that_do_not_meet_end_in_time_with_one_line(there: str, tmp_path: 
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith(f"error: The hosts did not meet at {endpoint} (")
-    assert "RANK_START_TIMEOUT" in line and time.monotonic() - begun < 60
+    assert "RANK_START_TIMEOUT" in line and time.monotonic() - begun < 300
 
 
 STUCK = """#!/bin/sh

@@ -265,7 +265,7 @@ def test_two_processes_never_train_in_one_directory(tmp_path: Path) -> None:
     with new_directory(tmp_path / "grpo_masked", overwrite=False) as directory:
         child = context.Process(target=try_to_hold, args=(directory, answer))
         child.start()
-        assert "Another process is training in" in answer.get(timeout=60)
+        assert "Another process is training in" in answer.get(timeout=300)
         child.join()
     try_to_hold(directory, answer)
-    assert answer.get(timeout=60) == "held"
+    assert answer.get(timeout=300) == "held"

@@ -42,7 +42,7 @@ def test_the_notice_of_an_interrupt_may_come_while_the_log_is_being_written() ->
     with Interrupts(say).installed():
         say("Step 1/2")
         for thread in set(threading.enumerate()) - others:
-            thread.join(10)
+            thread.join(300)
     lines = file.held.decode().splitlines()
     assert lines[0] == "Step 1/2"
     assert lines[1].startswith("Interrupted: stopping after this step") and len(lines) == 2
@@ -68,7 +68,7 @@ def test_a_rank_that_nobody_interrupted_advises_no_ctrl_c(how: str) -> None:
         for _ in range(2):  # a second SIGTERM changes nothing
             signal.raise_signal(signal.SIGTERM) if how == "launcher" else interrupts.request()
         for thread in set(threading.enumerate()) - others:
-            thread.join(10)
+            thread.join(300)
         assert said == ["Stopping after this step."] and not interrupts.impatient
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

@@ -32,7 +32,7 @@ class Pinned:
     def load(self) -> None:
         assert self.parts.settled  # versions are loaded one after the other
         self.parts.settled = False
-        self.parts.may_load.wait(60)
+        self.parts.may_load.wait(300)
         self.parts.loaded.append(self.version)
 
     def cancel(self) -> None: ...
@@ -77,7 +77,7 @@ class Scripted:
     def play(self, step: int, questions: StepQuestions, display: Any, play: Any) -> Collected:
         if step == self.hangs_in:
             play.activity.note(f"in the environment of {step}-q1")
-            self.rescued.wait(60)
+            self.rescued.wait(300)
         if step in self.dies_in:
             raise self.dies_in[step]
         taken = questions.take(self.per_step)
@@ -114,15 +114,15 @@ def test_each_step_is_played_by_the_policy_that_its_number_says() -> None:
 
 def test_an_environment_that_hangs_ends_the_wait_for_its_step() -> None:
     parts, state = Scripted(hangs_in=2), RunState()
-    one = ahead(parts, state, 1, limit=0.5)
+    one = ahead(parts, state, 1, limit=2)
     train(one, state, 1)
     begun = time.monotonic()
     with pytest.raises(EmailRLError) as raised:
         one.take()
-    expected = "The rollouts of step 2 made no progress for 0.5 s: in the environment of 2-q1."
+    expected = "The rollouts of step 2 made no progress for 2 s: in the environment of 2-q1."
     assert raised.value.message == expected and "RANK_TIMEOUT" in raised.value.hint
     one.close()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 120
     parts.rescued.set()
 
 

@@ -164,17 +164,17 @@ def test_a_server_whose_window_has_become_smaller_is_excluded(
 
 def test_a_slow_replica_is_left_for_another(start: Start) -> None:
     engine, slow, quick = start(2, version="v-1", vllm_timeout=60.0)
-    engine.timeout, slow.http.delay = 0.3, 0.6
+    engine.timeout, slow.http.delay = 3, 600
     completions = ask(engine, 2, max_tokens=2)
     assert not any(completion.error for completion in completions) and len(quick.served) == 2
 
 
 def test_a_server_that_hangs_does_not_hold_up_the_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, stub = start(version="v-1", vllm_timeout=30.0)
+    engine, stub = start(version="v-1", vllm_timeout=300.0)
     monkeypatch.setattr("emailrl.engines.vllm.replica.HEALTH_TIMEOUT", 0.3)
-    stub.http.delay, begun = 5.0, time.monotonic()
+    stub.http.delay, begun = 600, time.monotonic()
     engine.close()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 120
 
 
 def test_a_conversation_stays_where_its_keys_are(start: Start) -> None:

@@ -140,7 +140,7 @@ def test_a_killed_run_keeps_what_was_answered(
     )  # fmt: skip
     stub.wait_for(4)
     process.send_signal(how)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=300)
     assert (process.returncode, out) == (-9 if how == signal.SIGKILL else 130, b"")
     assert not list(tmp_path.glob("*q.jsonl*"))
     healthy = serve()
