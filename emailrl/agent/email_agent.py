@@ -56,8 +56,8 @@ class EmailAgent:
     a ``Settings``, or a mapping of setting names (``db``, ``max_turns``, ``eval_temperature``) that override the
     environment and ``emailrl.toml``. Decoding is that of evaluation. The weights are read once, here: later changes
     have no effect. Import emailrl before torch, which reads ``OMP_WAIT_POLICY`` as it loads: on a busy CPU, answers are
-    then several times as fast. It ``remembers`` a conversation unless the model is ``nano``, ``smol`` or an adapter on
-    one of them: these learned single questions, and repeat an earlier answer that they are shown."""
+    then several times as fast. It ``remembers`` a conversation unless the model is ``nano``, ``smol`` or trained from
+    one of them, merged or not: these learned single questions, and repeat an earlier answer that they are shown."""
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class EmailAgent:
         config: PlayingSettings | Mapping[str, Any] | None = None,
     ) -> None:
         from emailrl.agent import tool_schemas
+        from emailrl.checkpoints import METADATA, read_checkpoint
         from emailrl.engines import Engine
         from emailrl.engines.openai import OpenAIEngine
         from emailrl.engines.renderer import ChatRenderer
@@ -83,7 +84,9 @@ class EmailAgent:
             )
             return
         self.settings, policy, self._engine = _opened(model, tokenizer, settings)
-        self.remembers = not isinstance(model, str | Path) or self.settings.model.name not in PACKAGED
+        named = Path(self.settings.model.name)  # merged weights record the base that they were trained from
+        base = read_checkpoint(named).metadata.base_model if (named / METADATA).is_file() else str(named)
+        self.remembers = not isinstance(model, str | Path) or base not in PACKAGED
         self._renderer = ChatRenderer(
             policy.tokenizer, tool_schemas(self.settings.agent), self.settings.model.tool_dialect
         )

@@ -35,7 +35,7 @@ def check_place(path: Path, option: str) -> None:
         raise UsageError(f"A link leads from {path} to {real}; nothing is written through it.", hint)
 
 
-def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
+def check_out(out: Path, *, may_exist: bool, option: str = "--out", instead: str = "Choose another file") -> None:
     """Raise UsageError if a file to write is a folder, exists but may not be replaced, or is reached through a link. A
     device or a pipe, which the user must have named, may always exist; outside the working folder also through a link,
     as ``/dev/stdout`` is one."""
@@ -45,25 +45,29 @@ def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
     if not is_stream or Path.cwd() in Path(os.path.abspath(out)).parents:
         check_place(out, option)
     if out.exists() and not (is_stream or may_exist):
-        raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.", "exists")
+        raise UsageError(f"{out} already exists.", f"{instead}, or add --overwrite.", "exists")
 
 
 @contextmanager
-def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
+def new_folder(out: Path, option: str = "--out", *, replaces: bool = False) -> Iterator[Path]:
     """A folder to fill in the block, which becomes ``out`` at its end: it is complete or absent. UsageError if ``out``
-    has files or is reached through a link."""
-    incoming = out.with_name(f".{out.name}.incoming")
+    is reached through a link, or has files and the folder ``replaces`` none."""
+    incoming, outgoing = (out.with_name(f".{out.name}.{end}") for end in ("incoming", "outgoing"))
     check_place(out, option)
-    check_own(incoming, option)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    for beside in (incoming, outgoing):
+        check_own(beside, option)
+        shutil.rmtree(beside, ignore_errors=True)
+    if not replaces and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} already exists.", f"Choose another folder ({option}).", "exists")
-    shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     try:
         yield incoming
-        os.replace(incoming, out)
+        if out.exists():
+            out.rename(outgoing)
+        incoming.rename(out)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
+    shutil.rmtree(outgoing, ignore_errors=True)
 
 
 def write_out(path: Path, content: bytes) -> None:

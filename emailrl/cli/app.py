@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 import emailrl
 from emailrl.base import process
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.install import how, requirements
 from emailrl.base.plain import cut, guard_streams, one_line, tell
 
 LONGEST_ERROR: Final = 2000  # in characters; the name of a tensor or a key may be a megabyte long
@@ -216,6 +217,12 @@ def main() -> NoReturn:
         # The reader (head, less) closed the pipe; flushing the buffer at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         result = 1
+    except ImportError as error:
+        if (name := (error.name or "").partition(".")[0]) == "emailrl":
+            raise
+        if isinstance(error, ModuleNotFoundError) and name in [each.name for each in requirements()]:
+            fail(f"{name} is not installed.", f"Run: {how(name)}", 1)
+        fail(f"A package cannot be imported: {str(error).rstrip('.')}.", "Run: emailrl doctor", 1)
     except UnicodeEncodeError as error:
         if not "\udc80" <= error.object[error.start] <= "\udcff":
             raise

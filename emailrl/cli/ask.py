@@ -216,7 +216,7 @@ def _checked(question: str) -> str:
 def choose_policy(settings: Settings, checkpoint: str | None, model: str | None) -> tuple[str | Path, str, str]:
     """The model that answers, or its adapter's folder; the base model's name; and a display name."""
     from emailrl.checkpoints import checkpoint_of, find_runs
-    from emailrl.model.resolve import INSTALL, NANO, SMOL, find_adapter, is_at_hand
+    from emailrl.model.resolve import NANO, SMOL, find_adapter, how_to_install, is_at_hand
     from emailrl.questions.load import has_only_demo_email
 
     if checkpoint is not None and model is not None:
@@ -241,7 +241,7 @@ def choose_policy(settings: Settings, checkpoint: str | None, model: str | None)
         return configured, configured, f"{shown} (MODEL_NAME){passed_over}"
     if not is_demo and is_at_hand(SMOL, settings.model.smol_base):
         return SMOL, SMOL, f"{_SMOL_SHOWN}{passed_over or '; no run has a best checkpoint'}"
-    return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {INSTALL})"
+    return NANO, NANO, f"{NANO} (it knows the demo mailbox only; for other email: {how_to_install()})"
 
 
 def open_agent(

@@ -91,8 +91,7 @@ def checkpoints_table(found: Iterable[Checkpoint]) -> Table:
         accuracy, reward = (metadata.metrics.get(name) if own else None for name in ("accuracy", "reward"))
         numbers = "–" if accuracy is None else f"{accuracy:.1%}", "–" if reward is None else f"{reward:+.3f}"
         created = metadata.created_at[:16].replace("T", " ")
-        cells = (checkpoint.path.name, metadata.kind, str(metadata.step), metadata.mode, *numbers, created)
-        table.add_row(*cells)
+        table.add_row(checkpoint.path.name, metadata.kind, str(metadata.step), metadata.mode, *numbers, created)
     return table
 
 

@@ -32,11 +32,19 @@ from rich.table import Table
 from rich.text import Text
 
 from emailrl.base.errors import EmailRLError
+from emailrl.base.install import how, requirements
 from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
 from emailrl.cli.output import print_json, result_console, say
-from emailrl.model.resolve import INSTALL as INSTALL_SMOL
-from emailrl.model.resolve import SMOL, SMOL_BASE, check_source, find_converted, find_local, in_hub_cache
+from emailrl.model.resolve import (
+    SMOL,
+    SMOL_BASE,
+    check_source,
+    find_converted,
+    find_local,
+    how_to_install,
+    in_hub_cache,
+)
 from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
 Status = Literal["ok", "note", "missing", "broken"]
@@ -142,40 +150,21 @@ def _python() -> Iterable[Check]:
 def examine_packages() -> Iterable[Check]:
     """Compare installed packages with emailrl's declared requirements, including extras. A package of several extras is
     shown in the first."""
-    from packaging.requirements import Requirement
-
-    try:
-        extras = metadata.metadata("emailrl").get_all("Provides-Extra") or []
-        lines = metadata.requires("emailrl") or []
-    except metadata.PackageNotFoundError:
+    if not (known := requirements()):
         yield Check("emailrl", "note", "running from source, not installed", "pip install --editable .")
-        return
-    wanted: dict[str, tuple[Requirement, str | None]] = {}  # with the first extra that needs it; None: always needed
-    for item in map(Requirement, lines):
-        marker = item.marker if item.marker is not None and not item.marker.evaluate({"extra": ""}) else None
-        needs = [name for name in extras if marker is not None and marker.evaluate({"extra": name})]
-        wanted.setdefault(item.name, (item, needs[0] if needs else None))
-    for item, extra in wanted.values():
+    for item in reversed({each.name: each for each in reversed(known)}.values()):
+        extra = str(item.marker or "").partition('"')[2].rstrip('"')  # of: extra == "mcp"
         if extra in DEVELOPERS:
             continue
-        version = _installed(item.name)
-        area, essential = f"extra {extra}" if extra else "", extra is None
-        remedy = f"in the clone: pip install -e '.[{extra}]'" if extra else f'pip install "{item.name}{item.specifier}"'
+        version, remedy = next((each.version for each in metadata.distributions(name=item.name)), None), how(item.name)
         status: Status = "note"
         if version is None:
-            status, found = "missing" if essential else "note", "not installed"
+            status, found = "note" if extra else "missing", "not installed"
         elif not item.specifier.contains(version, prereleases=True):
             found = f"{version}, expected {item.specifier}"
         else:
             status, found, remedy = "ok", version, ""
-        yield Check(item.name, status, found, remedy, essential, area)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+        yield Check(item.name, status, found, remedy, not extra, f"extra {extra}" if extra else "")
 
 
 def read_torch() -> Any:
@@ -238,9 +227,9 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
     is_cached = in_hub_cache()
     if not is_cached and is_offline_mode():
         found = f"{name}, not on this machine, and HF_HUB_OFFLINE is set"
-        return Check("model", "missing", found, f"Run: {INSTALL_SMOL}")
+        return Check("model", "missing", found, f"Run: {how_to_install()}")
     found = f"{name}, {'in the hub cache' if is_cached else 'downloaded from the hub on first use (270 MB)'}"
-    return Check("model", "ok", found, f"Without the hub, run: {INSTALL_SMOL}")
+    return Check("model", "ok", found, f"Without the hub, run: {how_to_install()}")
 
 
 def _data(db: Path, questions: Path | None) -> Iterable[Check]:

@@ -1,8 +1,8 @@
 """Remove a mailbox from the databases, questions, runs, caches and pages below a folder.
 
-Every mail that its address sent, got or stands in goes, and every question and trajectory that names it. Pages, tables,
-logs and caches that emailrl made there are deleted, to be made again. Other files that name the address, such as the
-archive that gen-db read, and .eval logs, which are compressed, are listed and left, with exit code 1. Weights trained
+Every mail that its address sent, got or stands in goes, and every line of a JSONL file that names the address or such a
+mail, or quotes it. Pages and conversions that do are deleted, and caches of replies. Other files that do, such as the
+archive that gen-db read, are listed and left, with exit code 1; what is compressed is looked into. Weights trained
 on the mail keep what they learned: delete the run to be rid of it.
 
 Examples:
@@ -26,7 +26,7 @@ from emailrl.cli.options import Json, path_option
 from emailrl.cli.output import confirm, print_json, result_console, say
 
 _ELSEWHERE = """Note: what went elsewhere stays there: W&B or Trackio, servers of judge, question writer and policy, \
-hubs, other folders; redacted conversions name no address, but keep text."""
+hubs, other folders."""
 
 
 def forget(
@@ -36,18 +36,21 @@ def forget(
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation.")] = False,
     json: Json = False,
 ) -> None:
-    from emailrl.measure.forget import forget as forget_mailbox
+    from emailrl.measure import forget as removing
 
     place = (folder or Path()).absolute()
     if "@" not in inbox or not place.is_dir():
         raise UsageError(f"{inbox} is no address, or {place} no folder.", "Name both: --inbox, --folder.")
-    found = forget_mailbox(inbox, place, dry=True)
-    for path, count in [*found.removed.items(), *dict.fromkeys(found.deleted, 0).items()]:
-        say(f"{path}: {counted(count, 'record') if count else 'the whole file'}", result_console(json=json))
-    if not dry_run:
-        if not yes and not confirm("Remove all of it?", "Forgetting a mailbox"):
+
+    def agreed(found: removing.Forgotten) -> bool:
+        parts = {path: counted(count, "record") for path, count in found.removed.items()}
+        for path, part in (parts | dict.fromkeys(found.deleted, "the whole file")).items():
+            say(f"{path}: {part}", result_console(json=json))
+        if not (dry_run or yes or confirm("Remove all of it?", "Forgetting a mailbox")):
             raise typer.Abort
-        found = forget_mailbox(inbox, place, dry=False)
+        return not dry_run
+
+    found = removing.forget(inbox, place, agreed)
     for path, reason in found.left.items():
         say(f"left: {path} ({reason})")
     say(_ELSEWHERE)

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from emailrl.base.disk import stamp_of
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted, one_line
 from emailrl.cli.inputs import SHARED, suggest_benchmark
@@ -83,8 +82,7 @@ def gen_db(
         report = _existing(settings.db)
         say(f"{settings.db} already holds {counted(report.emails, 'email')}; --overwrite rebuilds it.", console)
     elif settings.source == "demo":
-        with _said_if_interrupted(settings.db):
-            report = write_demo(settings.db, settings=settings, seed=everything.training.seed, **how)
+        report = write_demo(settings.db, settings=settings, seed=everything.training.seed, **how)
         _print_summary(report, settings, console)
         say(f"Questions: {questions_file(report.db)}", console)
     else:
@@ -95,7 +93,7 @@ def gen_db(
             db = DEFAULT_DB if opened.is_enron() else DEFAULT_DB.with_name(own)
             everything = _with_db(everything, db, append=append or sync)
             settings = everything.store
-        with _said_if_interrupted(settings.db), _progress_bar(opened) as (progress, above):
+        with _progress_bar(opened) as (progress, above):
 
             def listed(what: str, reason: str, name: str) -> None:
                 title = "no mail" if reason in NO_MESSAGES else f"{what} {reason}"
@@ -147,18 +145,6 @@ def _existing(db: Path) -> BuildReport:
     with opened(db) as connection:
         stored, sent = (connection.scalar(select(func.count()).select_from(each)) or 0 for each in (emails, recipients))
     return BuildReport(stored, sent, {}, 0.0, db.resolve(), {})
-
-
-@contextmanager
-def _said_if_interrupted(db: Path) -> Iterator[None]:
-    """After Ctrl-C, say that the database is unchanged, if it is: a build writes to a temporary file."""
-    before = stamp_of(db)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if stamp_of(db) == before:
-            say(f"{db} is unchanged." if before else f"{db} was not written.")
-        raise
 
 
 @contextmanager

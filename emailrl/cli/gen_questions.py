@@ -86,7 +86,8 @@ def gen_questions(
     if out is None:
         check_place(db, "--db")
         check_own(target, "--out")
-    check_out(target, may_exist=overwrite or dry_run)
+    instead = "Use it (gen-db --source demo wrote exact questions), choose another file"
+    check_out(target, may_exist=overwrite or dry_run, instead=instead)
     with opened(db) as connection:
         chosen = choose_inboxes(MailReader(connection), inbox or [])
         machine_mail = MailReader(connection).machine_mail(chosen)

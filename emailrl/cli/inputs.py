@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.errors import UsageError
 from emailrl.base.http import is_this_machine
 from emailrl.base.plain import cut
 from emailrl.cli.output import print_next, say, warn
@@ -121,17 +120,6 @@ def with_inputs(settings: Settings) -> Settings:
     if chosen is not None:
         say(chosen)
     return settings.model_copy(update={"data": data})
-
-
-@contextmanager
-def needs_extra(name: str) -> Iterator[None]:
-    """Turn a missing package of an optional extra into an error that says how to install it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise EmailRLError(
-            f"{error.name} is not installed.", f"Run in the clone: pip install -e '.[{name}]'."
-        ) from None
 
 
 def server_token(host: str, wanted: SecretStr | None) -> str | None:

@@ -2,8 +2,8 @@
 
 --verbose adds the prompt, the rubric and every token, colored by the loss mask. Sampled tokens show their
 log-probability and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
-run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory, --page
-goes through the file, --json prints the trajectory, or the list, for programs. --html writes one page that opens in a
+run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory,
+--json prints the trajectory, or the list, for programs. --html writes one page that opens in a
 browser without network: of the run if the path is its folder, else of the file, or with --index of that trajectory
 alone.
 
@@ -11,9 +11,8 @@ Examples:
 
 \b
   emailrl inspect-trajectory --verbose
-  emailrl inspect-trajectory outputs/grpo_masked --index 0
   emailrl inspect-trajectory outputs/grpo_masked --list
-  emailrl inspect-trajectory rollout-001.jsonl --page --index 0
+  emailrl inspect-trajectory rollout-001.jsonl --index 0
   emailrl inspect-trajectory outputs/grpo_masked --follow
   emailrl inspect-trajectory outputs/grpo_masked --html run.html
 """
@@ -29,7 +28,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import plain_line
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overrides, Overwrite, setting_options
-from emailrl.cli.output import print_json, progress_console, result_console, say, warn
+from emailrl.cli.output import print_json, result_console, say, warn
 from emailrl.cli.report import HtmlFile, Redact, write_page
 from emailrl.settings import Settings, load_settings
 
@@ -48,7 +47,6 @@ def inspect_trajectory(
         bool, Option("--list", help="List trajectories, one per line, from --index on (default: the last ones).")
     ] = False,
     limit: Annotated[int, Option("--limit", min=1, help="Trajectories to list.")] = 50,
-    page: Annotated[bool, Option("--page", help="Go through the file, one trajectory at a time.")] = False,
     html: HtmlFile = None,
     redact: Redact = False,
     overwrite: Overwrite = False,
@@ -57,10 +55,10 @@ def inspect_trajectory(
     from emailrl.page import place
     from emailrl.records import TrajectoryIndex, trajectory_to_dict
 
-    if follow + listing + page + (html is not None) > 1:
-        raise UsageError("--follow, --list, --page and --html are mutually exclusive.", "Choose one.")
-    if json and (follow or page):
-        raise UsageError("--json prints one value; --follow and --page go on.", "Choose one.")
+    if follow + listing + (html is not None) > 1:
+        raise UsageError("--follow, --list and --html are mutually exclusive.", "Choose one.")
+    if json and follow:
+        raise UsageError("--json prints one value; --follow goes on.", "Choose one.")
     if redact and html is None:
         raise UsageError("--redact applies to the page.", "Add --html FILE.")
     settings = load_settings(overrides, looks_only=True)
@@ -68,7 +66,10 @@ def inspect_trajectory(
     if follow:
         roots = place.output_roots(settings.output.output_dir) if path is None else [place.existing(path)]
         for growing, position in place.follow(roots):
-            _try_to_show(growing, position, settings, f"number {position + 1}")
+            try:
+                _show(growing, position, settings, f"number {position + 1}")
+            except EmailRLError as error:
+                warn(plain_line(error.message))
         return
     if html is not None:
         subject = path or _newest(settings.output.output_dir)
@@ -96,8 +97,6 @@ def inspect_trajectory(
         result_console().print(trajectory_list(found, first, limit, result_console().width))
         return
     _show(found, position, settings)
-    if page:
-        _page(found, position, settings)
 
 
 def _newest(output_dir: Path) -> Path:
@@ -109,37 +108,6 @@ def _newest(output_dir: Path) -> Path:
         raise UsageError(f"No trajectory under {output_dir.parent}.", hint)
     say(f"Newest trajectory file: {newest}")
     return newest
-
-
-def _page(index: TrajectoryIndex, position: int, settings: Settings) -> None:
-    """Show more trajectories one by one on request, until end of input or q."""
-    console = progress_console()
-    while True:
-        index.refresh()
-        keys = "Enter: next, p: previous, number: that index, q: quit"
-        console.print(f"Index {position}, last {len(index) - 1}. {keys} > ", end="")
-        try:
-            answer = input().strip().lower()
-            steps = {"": 1, "n": 1, "p": -1}
-            target = position + steps[answer] if answer in steps else int(answer)
-        except EOFError:
-            return
-        except ValueError:
-            if answer == "q":
-                return
-            continue
-        if not 0 <= target < len(index):
-            warn("No such trajectory.")
-            continue
-        position = target
-        _try_to_show(index, position, settings)
-
-
-def _try_to_show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:
-    try:
-        _show(index, position, settings, where)
-    except EmailRLError as error:
-        warn(plain_line(error.message))
 
 
 def _show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:

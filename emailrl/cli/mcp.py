@@ -34,21 +34,20 @@ def mcp(
     trust: Trust = False,
 ) -> None:
     import asyncio
-    import importlib.util
 
     from emailrl.agent.task import agent_mailbox
     from emailrl.cli.ask import open_agent
-    from emailrl.cli.inputs import needs_extra, server_token
+    from emailrl.cli.doctor import read_torch
+    from emailrl.cli.inputs import server_token
+    from emailrl.integrations.guard import Guard, listen
+    from emailrl.integrations.mcp import build_server, serve_stdio
     from emailrl.questions.inbox import find_inbox
     from emailrl.settings import load_settings
 
-    with needs_extra("mcp"):
-        from emailrl.integrations.guard import Guard, listen
-        from emailrl.integrations.mcp import build_server, serve_stdio
     settings = load_settings(overrides, trust=trust)
     own, agent = find_inbox(settings.store.db, inbox), settings.agent
     loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
-    has_torch = settings.is_chat or importlib.util.find_spec("torch") is not None
+    has_torch = settings.is_chat or isinstance(read_torch(), dict)
     with agent_mailbox(agent, settings.store.db, own, None) as mailbox:
         ask = (lambda question: loaded().answer(question, own)) if has_torch else None
         server = build_server(mailbox, agent, ask)

@@ -62,8 +62,7 @@ class Outcome:
     def record(self) -> dict[str, Any]:
         (before,), (after,) = self.before.records(), self.after.records()
         run = {"run_dir": self.run_dir, "curve": self.run_dir / "curve.png", "best_step": self.best_step}
-        run["page"] = self.page
-        return {"before": before, "after": after, **run, "seconds": self.seconds}
+        return {"before": before, "after": after, **run, "page": self.page, "seconds": self.seconds}
 
 
 def quickstart(
@@ -77,7 +76,6 @@ def quickstart(
     from emailrl.cli.live import LiveRun, Tally
     from emailrl.cli.trajectory import render_trajectory
     from emailrl.measure.evaluation import is_correct
-    from emailrl.records import read_records
     from emailrl.settings import Settings
 
     folder = out or free_folder(Path("quickstart"))
@@ -98,17 +96,11 @@ def quickstart(
     for name, trajectory in zip(("Before", "After"), example, strict=False):
         origin = f"benchmark of {trajectory.policy_version}"
         console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
-    console.print("\nValidation accuracy by step", style="bold")
-    for point in read_records(outcome.run_dir / "evaluations.jsonl"):
-        step, accuracy = point["step"], point["accuracy"]
-        console.print(f"  {step:>4}  {'█' * round(40 * accuracy):<40} {accuracy:6.1%}")
     console.print("\nTest accuracy", style="bold")
     for name, report in reports.items():
-        evaluation, temperature = report.results[0].evaluation, report.conditions["temperature"]
-        decoding = "greedy decoding" if temperature == 0 else f"sampled at temperature {temperature:g}"
-        interval = "95% interval {:.1%} to {:.1%}".format(*evaluation.interval)
-        told = f"{interval}   {evaluation.num_questions} questions, {decoding}"
-        console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {told}")
+        evaluation = report.results[0].evaluation
+        told = "95% interval {:.1%} to {:.1%}   {} questions".format(*evaluation.interval, evaluation.num_questions)
+        console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {told}, greedy decoding")
     if outcome.best_step == 0:
         console.print(UNTRAINED, style="yellow")
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Page: {outcome.page}", soft_wrap=True)

@@ -60,17 +60,13 @@ def report(
     if runs and len(runs) > 1:
         check_out(target := html or Path("runs.html"), may_exist=overwrite, option="--html")
         written = write_data(gather_runs(runs), target, settings, redact=redact, json=json)
-        if json:
-            print_json(written)
-        return
-    run = next(iter(runs or []), None)
-    if run is None:
-        run = newest_made(settings.output.output_dir)
-        say(f"Newest: {run}")
-    target = html or Path(f"{run.absolute().name}.html")
-    if html is None:
-        check_own(target, "--html")
-    written = write_page(run, target, settings, index=None, redact=redact, overwrite=overwrite, json=json)
+    else:
+        run = runs[0] if runs else newest_made(settings.output.output_dir)
+        if not runs:
+            say(f"Newest: {run}")
+        if html is None:
+            check_own(html := Path(f"{run.absolute().name}.html"), "--html")
+        written = write_page(run, html, settings, index=None, redact=redact, overwrite=overwrite, json=json)
     if json:
         print_json(written)
 
@@ -98,10 +94,9 @@ def write_data(data: PageData, target: Path, settings: PlayingSettings, *, redac
     content = page(redacted(data, addresses_in(db), names_in(db)) if redact else data).encode("utf-8", "replace")
     write_out(target, content)
     left_out = data.run["left_out"]
-    what = "redacted" if redact else "with email text"
-    what = what if data.rows else "numbers only"
-    count = counted(len(data.rows), "trajectory")
-    say(f"{target}: {count}, {len(content) / 1e6:.1f} MB, {what}", result_console(json=json))
+    what = ("redacted" if redact else "with email text") if data.rows else "numbers only"
+    size = f"{counted(len(data.rows), 'trajectory')}, {len(content) / 1e6:.1f} MB"
+    say(f"{target}: {size}, {what}", result_console(json=json))
     if redact:
         known = f"{db} and" if db.is_file() else f"(without a database: there is no {db})"
         say(f"Note: names and addresses of {known} the page are replaced; the page says what that does not cover.")

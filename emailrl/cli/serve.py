@@ -62,8 +62,7 @@ def serve(
     for number, share in enumerate(shares, start=port):
         check_own(log := folder / f"vllm-{number}.log", "--log-dir")
         vllm.check_port(host, number)
-        flags = vllm_flags or ()
-        command = vllm.server_command(settings, host=host, port=number, on_gpu=bool(share), extra=flags)
+        command = vllm.server_command(settings, host=host, port=number, on_gpu=bool(share), extra=vllm_flags or ())
         environment = vllm.server_environment(settings.vllm, share)
         servers.append(vllm.Server(f"http://{name}:{number}", command, environment, log))
     folder.mkdir(parents=True, exist_ok=True)

@@ -31,14 +31,13 @@ def serve_agent(
     from contextlib import closing
 
     from emailrl.cli.ask import open_agent
-    from emailrl.cli.inputs import needs_extra, server_token
+    from emailrl.cli.inputs import server_token
+    from emailrl.integrations.chat import EMAILS, ChatServer
+    from emailrl.integrations.guard import Guard, listen
     from emailrl.mail import open_mailbox
     from emailrl.questions.inbox import find_inbox
     from emailrl.settings import load_settings
 
-    with needs_extra("mcp"):
-        from emailrl.integrations.chat import EMAILS, ChatServer
-        from emailrl.integrations.guard import Guard, listen
     settings = load_settings(overrides, trust=trust)
     own = find_inbox(settings.store.db, inbox)
     token = server_token(host, settings.store.server_token)

@@ -20,13 +20,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from emailrl import __version__
 from emailrl.base import disk
 from emailrl.base.disk import Lock, check_beside, check_place
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.install import need
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import database
 from emailrl.mail.database import (
@@ -95,8 +95,8 @@ def build_database(
     if nothing is left to store; ``EmailRLError`` if source or disk fails, or another build is writing ``db``."""
     started = time.monotonic()
     settings = settings or StoreSettings()
-    if settings.attachment_text and find_spec("pypdf") is None:
-        raise UsageError("ATTACHMENT_TEXT needs pypdf.", "Run in the clone: pip install -e '.[attachments]'")
+    if settings.attachment_text:
+        need("pypdf", "ATTACHMENT_TEXT")
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     judge = functools.partial(sift, settings=settings)
     with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append, sync=sync) as (db, building):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import emailrl
-from emailrl.base.disk import check_own, check_place, share_files
+from emailrl.base.disk import check_place, new_folder, share_files
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import first_line
 from emailrl.checkpoints import METADATA, Checkpoint, Confirmed, Metadata, confirmed_of, sha256_of, verify
@@ -160,29 +160,17 @@ def export_questions(scenarios: Sequence[Scenario], out: Path, *, overwrite: boo
 def _replacing(out: Path, format: str, overwrite: bool) -> Iterator[Path]:
     """A folder to fill in the block, which then becomes ``out``, marked as an export; an earlier one goes."""
     check_free(out, overwrite)
-    incoming, outgoing = (out.with_name(f".{out.name}.{end}") for end in ("incoming", "outgoing"))
-    shutil.rmtree(incoming, ignore_errors=True)
-    incoming.mkdir(parents=True)
-    try:
+    with new_folder(out, replaces=True) as incoming:
         yield incoming
         marker = {"format": format, "emailrl": emailrl.__version__, "files": _hashes(incoming)}
         marker["created_at"] = datetime.now(UTC).isoformat(timespec="seconds")
         (incoming / MARKER).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
         share_files(incoming)
-        shutil.rmtree(outgoing, ignore_errors=True)
-        if out.exists():
-            out.rename(outgoing)
-        incoming.rename(out)
-        shutil.rmtree(outgoing, ignore_errors=True)
-    finally:
-        shutil.rmtree(incoming, ignore_errors=True)
 
 
 def check_free(out: Path, overwrite: bool) -> None:
     """Raise UsageError unless an export may be written to ``out``."""
     check_place(out, "--out")
-    for beside in ("incoming", "outgoing"):
-        check_own(out.with_name(f".{out.name}.{beside}"), "--out")
     if not (place := next(each for each in (out, *out.parents) if each.exists())).is_dir():
         raise UsageError(f"{place} is a file.", "Name another folder with --out.")
     if out.exists() and any(out.iterdir()):

@@ -1,29 +1,42 @@
-"""Takes a mailbox out of everything below a folder: mails out of databases and lines out of JSONL files; what emailrl
-derived from such files is deleted whole, since it can be made again. Only regular files are opened, and no link is
-followed; what names the address all the same is reported and left."""
+"""Takes a mailbox out of everything below a folder. Content alone decides what goes: what names the address or a mail
+of it, or quotes words of one that no other mail has. Mails go out of databases, lines out of JSONL files, and other
+files that emailrl wrote go whole; the rest that has such traces is reported and left. Only regular files are opened,
+and no link is followed."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sqlite3
 import stat
-from contextlib import closing
+import zipfile
+import zlib
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 
 from emailrl.base.disk import LOCK, check_cache, is_locked, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.records.lines import parse
+from emailrl.mail.database import emails
+from emailrl.mail.sources.reading import BROKEN, decompressed
+from emailrl.records.index import index_path
 
-_BENCHMARK: Final = frozenset({"results.json", "results.csv", "questions.csv", "conditions.json"})
-_TEXTS: Final = "message_id subject from_address body file_name names attachments machine refs"
+_RUN: Final = 6  # words of a quotation
+_PIECE, _OVERLAP, _START = 1 << 26, 1 << 12, 1 << 12  # bytes read at once; read again; that have no NUL in text
+_WRITTEN: Final = (".eval", ".html", ".json", ".jsonl")
+_OURS: Final = re.compile(
+    rb'"agent":\{"name":"emailrl"|"harness":"emailrl"|"packages":\{"emailrl"|\A\{"inbox": "|<script [^>]*id="run">'
+)
+"""What only conversions, ``ask.json`` and pages have, of files that end as those in ``_WRITTEN``."""
+_PACKED: Final = re.compile(rb"H4sI(?:[\w+/]{4})+(?:[\w+/]{2,3}={1,2})?")  # gzip in base64, as in a page
+_ESCAPED: Final = re.compile(r"\\+(?:u([0-9a-f]{4})|[nrt\"/])|</?b>")
+_NAMED: Final = "has traces of it: yours to change or delete"
 _MAILS: Final = f"""
-    emails WHERE {" OR ".join(f"instr(lower({column}), ?1)" for column in _TEXTS.split())}
-    OR id IN (SELECT email_id FROM recipients WHERE instr(lower(recipient_address), ?1))"""
+    emails WHERE {" OR ".join(f"names({column.name})" for column in emails.columns)}
+    OR id IN (SELECT email_id FROM recipients WHERE names(recipient_address))"""
 _UNUSED: Final = """
     DELETE FROM addresses WHERE address NOT IN (SELECT recipient_address FROM recipients)
     AND address NOT IN (SELECT from_address FROM emails WHERE from_address IS NOT NULL)"""
@@ -38,29 +51,69 @@ class Forgotten:
     left: dict[Path, str] = field(default_factory=dict)
 
 
-def forget(inbox: str, folder: Path, *, dry: bool) -> Forgotten:
-    """Remove the mailbox below ``folder``; ``dry`` only says what would go. Raises UsageError if nothing names it or a
-    run writes there, EmailRLError for a damaged database."""
-    inbox, done = inbox.strip().lower(), Forgotten()
-    files = _files(folder, done.left)
+class _Traces:
+    """An address, and of its mails the ids and the runs of words that stand in no other mail."""
+
+    def __init__(self, inbox: str) -> None:
+        self._inbox, self.ids, self._runs = inbox, set[str](), set[tuple[str, ...]]()
+        # Not as the end or the start of another address; but after =20 and %3C, and before .pdf.
+        self._address = re.compile(rf"(?:(?<![\w.+-])|(?<=[%=]..)){re.escape(inbox)}(?![\w-]|\.[a-z]{{2}}\b)")
+
+    def learn(self, connection: sqlite3.Connection) -> int:
+        """Note its mails in a database, returns their number."""
+        mails = connection.execute(f"SELECT message_id, body FROM {_MAILS}").fetchall()
+        self.ids.update(name.lower() for name, _ in mails)
+        lines = (line for _, body in mails for line in (body or "").splitlines())
+        self._runs.update(run for line in lines for run in _runs_of(line)[::_RUN])
+        for (body,) in connection.execute(f"SELECT body FROM emails WHERE id NOT IN (SELECT id FROM {_MAILS})"):
+            self._runs.difference_update(_runs_of(body or ""))
+        return len(mails)
+
+    def names(self, text: object) -> bool:
+        """Whether the address stands in a text."""
+        return self._inbox in (lower := str(text).lower()) and self._address.search(lower) is not None
+
+    def are_in(self, content: bytes) -> bool:
+        """Whether some are in text, or in what it has packed in it; in other bytes only the address is sought."""
+        if b"\0" in content[:_START]:
+            return self._inbox.encode() in content.lower()
+        text = content.decode(errors="replace").lower()
+        text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else " ", text)
+        named = self.names(text) or not self.ids.isdisjoint(re.findall(r"<[^<>\s]+>", text))
+        quoted = named or not self._runs.isdisjoint(_runs_of(text))
+        return quoted or any(self.are_in(zlib.decompress(b64decode(each), 31)) for each in _PACKED.findall(content))
+
+
+def _runs_of(text: str) -> list[tuple[str, ...]]:
+    words = re.findall(r"[^\W_]+", text.lower())
+    return list(zip(*(words[start:] for start in range(_RUN)), strict=False))
+
+
+def forget(inbox: str, folder: Path, agreed: Callable[[Forgotten], bool]) -> Forgotten:
+    """Find the mailbox below ``folder``, and remove it there if what was found is ``agreed``. Raises UsageError if
+    there is no trace of it or a run writes there, EmailRLError for a damaged database."""
+    traces, done = _Traces(inbox.strip().lower()), Forgotten()
+    files = {path: _tables(path) for path in _files(folder, done.left)}
+    databases = [path for path, tables in files.items() if {"emails", "emails_fts", "meta"} <= tables]
+    for path in databases:
+        with _opened(path, traces) as connection:
+            done.removed |= {path: count} if (count := traces.learn(connection)) else {}
+    caches = [path for path, tables in files.items() if tables == {"kept"}]
     for path in files:
-        if path.suffix == ".jsonl":
-            _filter_lines(path, inbox, done, dry=dry)
-        elif {"emails", "emails_fts", "meta"} <= (tables := _tables(path)):
-            _filter_database(path, inbox, done, dry=dry)
-        elif tables == {"kept"} or _is_derived(path):  # a cache of replies names nobody, and may quote mail
-            done.deleted.append(path)
-    if not done.removed and not any(_holds(path, inbox) for path in files):
+        if path not in (*databases, *caches) and path.exists():  # SQLite removes what it has beside a database
+            _sort(path, traces, done)
+    done.deleted += caches if done.removed else []  # of replies, which quote mail without naming it
+    if not (done.removed or done.deleted or _NAMED in done.left.values()):
         raise UsageError(f"Nothing below {folder} names {inbox}.", "Check --inbox, and the folder.")
-    for path in done.deleted if not dry else ():
-        for end in ("", "-wal", "-shm", "-journal"):
-            path.with_name(path.name + end).unlink(missing_ok=True)
-    treated = {*done.deleted, *(done.removed if dry else ())}
-    for path in files:
-        if path.suffix == ".eval":
-            done.left[path] = "a compressed log: delete it if it is of this mailbox"
-        elif path not in treated and path.exists() and _holds(path, inbox):
-            done.left.setdefault(path, "names the address, and emailrl cannot make it again")
+    if agreed(done):
+        for path in (Path(f"{path}{end}") for path in done.deleted for end in ("", "-wal", "-shm", "-journal")):
+            path.unlink(missing_ok=True)
+        for path in done.removed:
+            if path in databases:
+                _filter_database(path, traces)
+            else:
+                lines = path.read_bytes().splitlines(keepends=True)
+                replace_bytes(path, b"".join(line for line in lines if not traces.are_in(line)))
     return done
 
 
@@ -79,42 +132,33 @@ def _files(folder: Path, left: dict[Path, str]) -> list[Path]:
     return found
 
 
-def _holds(path: Path, text: str) -> bool:
-    """Whether the bytes of the file hold the text, in any case."""
-    if not path.stat().st_size:
-        return False
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
-        return re.search(re.escape(text.encode()), mapped, re.IGNORECASE) is not None
+def _sort(path: Path, traces: _Traces, done: Forgotten) -> None:
+    """Put a file with traces where it belongs."""
+    try:
+        if not any(map(traces.are_in, _pieces(path))):
+            return
+        is_ours = path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path)))
+    except (*BROKEN, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+        done.left[path] = f"cannot be unpacked: {error}"
+        return
+    if is_ours:
+        done.deleted.append(path)
+    elif path.suffix == ".jsonl" or path.name == "training.log":
+        done.removed[path] = sum(map(traces.are_in, path.read_bytes().splitlines()))
+        done.deleted += [index for index in [index_path(path)] if index.is_file()]
+    elif path not in done.deleted:
+        done.left[path] = _NAMED
 
 
-def _is_derived(path: Path) -> bool:
-    """Whether emailrl made the file, of trajectories or mail."""
-    name, folder = path.name, path.parent
-    if path.suffix == ".html" or name == "ask.json":
-        return _holds(path, "emailrl" if path.suffix == ".html" else '{"inbox"')
-    if name in _BENCHMARK or name == "training.log":
-        return (folder / "conditions.json").exists() or (folder / "metrics.jsonl").exists()
-    return name.endswith(".jsonl.index") or (folder.name == "skipped" and (folder.parent / "metrics.jsonl").exists())
-
-
-def _filter_lines(path: Path, inbox: str, done: Forgotten, *, dry: bool) -> None:
-    """Keep the lines that do not name the address, unreadable ones among them."""
-    kept, removed, unread = list[bytes](), 0, 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            text = json.dumps(parse(line), ensure_ascii=False)
-        except (ValueError, RecursionError):
-            text, unread = line.decode("utf-8", "replace"), unread + bool(line.strip())
-        if inbox in text.lower():
-            removed += 1
-        else:
-            kept.append(line)
-    if unread:
-        done.left[path] = f"{unread} of its lines cannot be read: kept, unless the address stands in them"
-    if removed:
-        done.removed[path] = removed
-        if not dry:
-            replace_bytes(path, b"".join(kept))
+def _pieces(path: Path) -> Iterator[bytes]:
+    """The content in pieces; of a zip archive or a compressed file, what is in it."""
+    with path.open("rb") as file:
+        archive = zipfile.ZipFile(file) if file.peek(4).startswith(b"PK\3\4") else None
+        for part in map(archive.open, archive.namelist()) if archive else [decompressed(file)]:
+            kept = b""
+            while piece := part.read(_PIECE):
+                yield kept + piece
+                kept = piece[-_OVERLAP:]
 
 
 def _tables(path: Path) -> set[str]:
@@ -128,28 +172,30 @@ def _tables(path: Path) -> set[str]:
         raise EmailRLError(f"{path} is a damaged database ({error}).", "Delete it, or move it elsewhere.") from None
 
 
-def _filter_database(path: Path, inbox: str, done: Forgotten, *, dry: bool) -> None:
-    """Remove the mails that the address sent, got or stands in. The index is made anew and the file written without
-    gaps, so that no word or page of theirs stays; a file where this was interrupted still holds the address."""
+@contextmanager
+def _opened(path: Path, traces: _Traces) -> Iterator[sqlite3.Connection]:
     check_cache(path, "--folder")
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            (removed,) = connection.execute(f"SELECT count(*) FROM {_MAILS}", (inbox,)).fetchone()
-            if not removed and not _holds(path, inbox):
-                return
-            done.removed[path] = removed
-            if dry:
-                return
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(f"DELETE FROM {_MAILS}", (inbox,))
-            connection.execute(_UNUSED)
-            connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('rebuild')")
-            connection.execute("UPDATE meta SET value = (SELECT count(*) FROM emails) WHERE key = 'emails'")
-            (old,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'fingerprint'").fetchone()
-            new = f"{int(old or '0', 16) + removed:032x}"[-32:]
-            connection.execute("UPDATE meta SET value = ? WHERE key = 'fingerprint'", (new,))
-            connection.execute("COMMIT")
-            connection.execute("VACUUM")
+            connection.create_function("names", 1, traces.names, deterministic=True)
+            yield connection
     except (sqlite3.Error, ValueError) as error:
         raise EmailRLError(f"{path} cannot be rewritten ({error}).", "Close what uses it, and run it again.") from None
+
+
+def _filter_database(path: Path, traces: _Traces) -> None:
+    """Remove the mails that the address sent, got or stands in. What goes is overwritten, the index made anew and the
+    file written without gaps, so that no word or page of theirs stays."""
+    with _opened(path, traces) as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("BEGIN IMMEDIATE")
+        removed = connection.execute(f"DELETE FROM {_MAILS}").rowcount
+        connection.execute(_UNUSED)
+        connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('rebuild')")
+        connection.execute("UPDATE meta SET value = (SELECT count(*) FROM emails) WHERE key = 'emails'")
+        (old,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'fingerprint'").fetchone()
+        new = f"{int(old or '0', 16) + removed:032x}"[-32:]
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'fingerprint'", (new,))
+        connection.execute("COMMIT")
+        connection.execute("VACUUM")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from emailrl.base.disk import naming
-from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.errors import UsageError
+from emailrl.base.install import need
 
 ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")  # llama.cpp calls them so, too
 _WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -26,16 +26,15 @@ _HINT: Final = "Use --format merged, or adapter."
 def check_gguf(config: Any, tokenizer: Any) -> None:
     """Raise EmailRLError without the package ``gguf``, UsageError for a model that llama.cpp would not run as
     transformers does, whole or under an adapter."""
-    if find_spec("gguf") is None:
-        raise EmailRLError("Writing GGUF needs the gguf package.", "Run: pip install gguf")
+    need("gguf", "Writing GGUF")
     kind, rope = config.model_type, config.rope_parameters["rope_type"]
+    rule = _rule_of(json.loads(tokenizer.backend_tokenizer.to_str()))
     wrong = {
         f"the architecture {kind}": kind not in ARCHITECTURES,
         f"the rotary embedding {rope}": rope != "default" and (kind, rope) != ("llama", "llama3"),
         f"the activation {config.hidden_act}": config.hidden_act != "silu",
         "sliding windows": getattr(config, "use_sliding_window", False),
-        "the rules by which its tokenizer splits text": _rule_of(json.loads(tokenizer.backend_tokenizer.to_str()))
-        is None,
+        "the rules by which the model's tokenizer splits text": rule is None,
     }
     if found := [what for what, is_wrong in wrong.items() if is_wrong]:
         raise UsageError(f"GGUF is not written for {' and '.join(found)}.", _HINT)

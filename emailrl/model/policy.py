@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from emailrl.base.disk import share_files
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.install import need
 from emailrl.base.plain import counted, first_line
 from emailrl.checkpoints import CONFIG, WEIGHTS
 from emailrl.model import layout
@@ -306,9 +306,9 @@ def _load_base(
             attention = attention_for(config, wanted.attn_implementation)
             options = {"config": config, "dtype": dtype, "attn_implementation": attention}
             if wanted.load_in_4bit:
-                if device.type != "cuda" or find_spec("bitsandbytes") is None:
-                    hint = "Run: pip install bitsandbytes, or unset it."
-                    raise EmailRLError("LOAD_IN_4BIT needs a CUDA GPU and the package bitsandbytes.", hint)
+                if device.type != "cuda":
+                    raise EmailRLError("LOAD_IN_4BIT needs a CUDA GPU.", "Unset it.")
+                need("bitsandbytes", "LOAD_IN_4BIT", ", or unset it.")
                 nf4: dict[str, Any] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
                 four_bit = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
                 options |= {"quantization_config": four_bit, "device_map": {"": device}}

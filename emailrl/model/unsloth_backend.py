@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.install import need
 from emailrl.base.plain import first_line
 from emailrl.model.layout import Checkpointing
 from emailrl.model.lora import causal_lm
@@ -39,9 +40,7 @@ def check_unsloth(model: ModelSettings) -> None:
     if not torch.cuda.is_available():
         hint = "Use --backend transformers."
         raise EmailRLError("The unsloth backend needs a CUDA GPU, but this machine has none.", hint)
-    if find_spec("unsloth") is None:
-        hint = "Run in the clone: pip install -e '.[unsloth]', or use --backend transformers."
-        raise EmailRLError("The unsloth backend is not installed.", hint)
+    need("unsloth", "--backend unsloth", ", or use --backend transformers.")
 
 
 def load_unsloth(wanted: ModelSettings, path: str | Path, config: Any, dtype: torch.dtype) -> Any:

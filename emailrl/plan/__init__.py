@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Final, NamedTuple
 
 from emailrl.base.errors import UsageError
+from emailrl.base.install import how
 from emailrl.base.plain import counted, duration
 from emailrl.model.layout import GPU_SIZED
 from emailrl.model.shape import KNOWN, find_shape
@@ -30,7 +31,6 @@ WINDOW_STEP: Final = 1024
 SHARES: Final = tuple(percent / 100 for percent in range(20, 95, 5))  # Share of the GPU's memory for vLLM.
 QWEN3: Final = ("32B", "14B", "8B", "4B", "1.7B", "0.6B")
 CLEARLY: Final = 0.8  # Maximum share of the planned time at which another engine is worth suggesting.
-CLONE: Final = "in the clone: pip install -e"
 _FLAGS: Final = {"engine": "--engine", "model_name": "--model"}
 """Advised as flags, because the command that gets the advice often has them, and a flag overrides the environment."""
 
@@ -246,13 +246,13 @@ def find_obstacles(job: Job, *, sharded: bool, here: bool) -> Iterator[Obstacle]
     if not here:
         return
     if settings.vllm_in_process and find_spec("vllm") is None:
-        yield Obstacle("vllm is not installed here", f"{CLONE} '.[vllm]'; VLLM_URLS, or --engine transformers")
+        yield Obstacle("vllm is not installed here", f"{how('vllm')}; VLLM_URLS, or --engine transformers")
     if on_gpu and each > 1 and each > (found := len(driver_gpus())):
         yield Obstacle(f"VLLM_TENSOR_PARALLEL_SIZE is {each}, but this machine has {counted(found, 'GPU')}", "lower it")
     if on_gpu and model.backend == "unsloth" and find_spec("unsloth") is None:
-        yield Obstacle("unsloth is not installed here", f"{CLONE} '.[unsloth]'; or --backend transformers")
+        yield Obstacle("unsloth is not installed here", f"{how('unsloth')}; or --backend transformers")
     if on_gpu and model.load_in_4bit and find_spec("bitsandbytes") is None:
-        yield Obstacle("bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", "pip install bitsandbytes")
+        yield Obstacle("bitsandbytes, which LOAD_IN_4BIT needs, is not installed here", how("bitsandbytes"))
     if model.device.startswith("cuda") and not on_gpu:
         yield Obstacle(f"EMAILRL_DEVICE is {model.device}, but this machine has no GPU", "EMAILRL_DEVICE=auto")
     if on_gpu and metadata.version("torch").endswith("+cpu"):

@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from emailrl.base.disk import check_own, naming, replace_bytes
-from emailrl.base.errors import UsageError
+from emailrl.base.install import need
 from emailrl.base.plain import first_line, plain, plain_line
 from emailrl.checkpoints import STATUS
 from emailrl.records.trajectory import MetricsWriter, Trajectory
@@ -256,9 +255,8 @@ def check_services(tracking: TrackingSettings) -> None:
     if tracking.wandb_mode != "disabled":
         trust.check(trust.wandb_risks(Path.cwd()), Path.cwd())
     for name in ("tensorboard", "trackio"):
-        if getattr(tracking, name) and find_spec(name) is None:
-            hint = f"Run in the clone: pip install -e '.[{name}]'"
-            raise UsageError(f"EMAILRL_{name.upper()} needs the {name} package.", hint)
+        if getattr(tracking, name):
+            need(name, f"EMAILRL_{name.upper()}")
 
 
 def _wandb(tracking: TrackingSettings, run_dir: Path, run_id: str, config: dict[str, Any], say: Say) -> Service:

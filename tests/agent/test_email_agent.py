@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from emailrl import EmailAgent, engines
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.engines.renderer import ChatRenderer
+from emailrl.measure.export import export_checkpoint
 from emailrl.model.policy import Policy
 from emailrl.records.trajectory import StopReason
 
@@ -69,12 +70,14 @@ def test_it_answers_with_sources(play: Play) -> None:
 
 def test_a_packaged_policy_is_asked_each_question_alone(play: Play, parts: tuple[Path, Path], tmp_path: Path) -> None:
     config = {"db": parts[1], "max_tokens": 4, "max_turns": 1}
-    adapter = make_checkpoint(tmp_path / "run" / "best_model", Path("nano")).path
-    agents = [EmailAgent("nano", config=config), EmailAgent(adapter, config=config), play("x", max_turns=1)]
+    checkpoint = make_checkpoint(tmp_path / "run" / "best_model", Path("nano"))
+    export_checkpoint(checkpoint, tmp_path / "merged", format="merged")
+    agents = [EmailAgent(place, config=config) for place in ("nano", checkpoint.path, tmp_path / "merged")]
+    agents.append(play("x", max_turns=1))
     told = [("When?", "In May.")]
     shown = [agent.answer("And then?", ANN, earlier=told).trajectory.messages[1:-1] for agent in agents]
     whole = ["When?", "In May.", "And then?"]
-    assert [[message.content for message in each] for each in shown] == [whole[2:], whole[2:], whole]
+    assert [[message.content for message in each] for each in shown] == [whole[2:]] * 3 + [whole]
 
 
 def test_model_objects_play_as_they_are_adapter_included(parts: tuple[Path, Path], tmp_path: Path) -> None:

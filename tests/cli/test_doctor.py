@@ -10,13 +10,14 @@ from email.message import Message
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny import make_database
 
 from emailrl.cli import doctor
 from emailrl.cli.doctor import Check, examine, examine_packages, verdict
-from emailrl.model.resolve import HUB, INSTALL, cached_folder
+from emailrl.model.resolve import HUB, cached_folder, how_to_install
 
 
 @pytest.fixture
@@ -82,17 +83,12 @@ def test_accounts_are_shown_without_their_secrets(quick: Path, monkeypatch: pyte
 
 
 def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = metadata.version
-
-    def version(name: str) -> str:
-        if name in ("peft", "vllm"):
-            raise metadata.PackageNotFoundError(name)
-        return "0.0.1" if name == "rich" else real(name)
-
-    monkeypatch.setattr(metadata, "version", version)
+    real, old = metadata.distributions, SimpleNamespace(version="0.0.1")
+    there = {"peft": [], "vllm": [], "rich": [old]}
+    monkeypatch.setattr(metadata, "distributions", lambda name: there[name] if name in there else real(name=name))
     peft, vllm, rich = found(name="peft"), found(name="vllm"), found(name="rich")
-    assert peft.fatal and peft.remedy.startswith('pip install "peft')
-    assert vllm.status == "note" and vllm.remedy == "in the clone: pip install -e '.[vllm]'"
+    assert peft.fatal and peft.remedy.startswith("pip install 'peft")
+    assert vllm.status == "note" and vllm.remedy == "pip install 'vllm<0.32,>=0.26'"
     assert rich.status == "note" and rich.found.startswith("0.0.1, expected ")
 
 
@@ -166,7 +162,7 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "in_hub_cache", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     check = found(name="model")
-    assert (check.status, check.remedy) == ("missing", f"Run: {INSTALL}")
+    assert (check.status, check.remedy) == ("missing", f"Run: {how_to_install()}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert found(name="model").found == "smol, downloaded from the hub on first use (270 MB)"
     copy = cached_folder("smol", HUB)

@@ -34,7 +34,7 @@ CAUSES = {
         *("ask ''", "ask 'post\udcff'", "ask When? --db mail.db --inbox an@example.com"),
         *("ask When? --checkpoint best --model nano", "ask When? --checkpoint best --engine openai"),
         *(f"gen-questions {option}" for option in ("--dry-run", "--yes", "--max-cost 1", "--generator-model m")),
-        *("inspect-trajectory --list --page", "inspect-trajectory --redact", "view emailrl.toml"),
+        *("inspect-trajectory --list --follow", "inspect-trajectory --redact", "view emailrl.toml"),
         *("trust nowhere", "checkpoints list nowhere", "view nowhere", "report nowhere", "gen-db --source nowhere"),
     ],
 }

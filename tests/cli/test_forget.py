@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -44,6 +45,13 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     assert emailrl("rollout", *play, "--num-generations", "1", "--out", "rollouts/r.jsonl")[0] == 0
     assert emailrl("benchmark", *play[:-2], "--limit", "3", "--out", "bench")[0] == 0
     assert emailrl("report", "rollouts/r.jsonl", "--html", "page.html")[0] == 0
+    for form in ("atif", "sts", "openai", "inspect"):
+        for how in ("--redact", "--no-redact"):
+            name = f"{form}{how}" + {"openai": ".jsonl", "inspect": ".eval"}.get(form, "")
+            assert emailrl("convert", "rollouts/r.jsonl", "--to", form, how, "--out", name)[0] == 0
+    (tmp_path / "mine.jsonl.gz").write_bytes(gzip.compress((tmp_path / "rollouts/r.jsonl").read_bytes()))
+    with sqlite3.connect(db) as connection:  # as the name of an attached file does
+        connection.execute("UPDATE emails SET extra = ? WHERE from_address = ?", (f"{inbox}.pdf", other.inbox_address))
     assert emailrl("ask", "Where is lunch?", "--model", "nano", "--db", db, "--inbox", inbox)[0] == 0
     cache = sqlite3.connect(tmp_path / "judge_cache.sqlite")
     cache.execute("CREATE TABLE kept (key, model, value)")
@@ -65,8 +73,10 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     code, told, error = emailrl("forget", "--inbox", inbox, "--yes", "--json")
     assert code == 1  # the archive is the user's own
     said = json.loads(told.splitlines()[-1])
-    assert {Path(path).name for path in said["left"]} == {"archive.mbox", "elsewhere", "pipe.jsonl"}
+    assert {Path(path).name for path in said["left"]} == {"archive.mbox", "mine.jsonl.gz", "elsewhere", "pipe.jsonl"}
     (tmp_path / "archive.mbox").unlink()
+    (tmp_path / "mine.jsonl.gz").unlink()
+    assert [*tmp_path.glob("*.eval")] == []  # each held a trajectory of this mailbox
     after = bytes_below(tmp_path).lower()
     assert inbox.encode() not in after
     assert all(each.question.lower().encode() not in after for each in own)
@@ -90,15 +100,41 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     with open_mailbox(db, other.inbox_address) as mailbox:
         assert mailbox.read(other.message_ids[0]) is not None and mailbox.search(["the"])
     assert (tmp_path / "mine.csv").exists() and (tmp_path / "mine.html").exists()
+    assert emailrl("benchmark", *play[:-2], "--limit", "1", "--out", "anew")[0] == 0
     code, _, error = emailrl("forget", "--inbox", inbox, "--yes")
-    assert code == 2 and "Nothing below" in error
+    assert code == 2 and "Nothing below" in error and (tmp_path / "anew/results.json").exists()
 
 
-def test_what_cannot_be_read_is_reported_and_a_refusal_changes_nothing(emailrl, tmp_path: Path) -> None:
+def test_whoever_has_a_longer_address_or_other_mail_keeps_theirs_and_a_quotation_goes(emailrl, tmp_path: Path) -> None:
+    said = "The auditors will visit the old mill on the first Monday of June"
+    mails = [
+        ("ann@example.com", said),
+        ("joann@example.com", "Please find the usual disclaimer about our offices below"),
+    ]
+    for number, (sender, text) in enumerate(
+        [*mails, ("bob@example.com", "Nothing else happened at all this week here")]
+    ):
+        head = f"From: {sender}\nTo: bob@example.com\nMessage-ID: <{number}@x>\nDate: 3 Mar 2003 10:00:00 +0000\n"
+        (tmp_path / f"{number}.eml").write_text(f"{head}Subject: s\n\n{text}.\n")
+    assert emailrl("gen-db", "--source", tmp_path, "--db", "mail.db")[0] == 0
+    quoted = {
+        "harness": "emailrl",
+        "text": f"He said: {said.replace(' ', chr(10))}",
+    }  # a conversion without address and id
+    (tmp_path / "session.jsonl").write_text(json.dumps(quoted, separators=(",", ":")) + "\n")
+    (tmp_path / "other.json").write_text('{"agent":{"name":"emailrl"},"text":"' + mails[1][1] + '"}')
+    code, told, _ = emailrl("forget", "--inbox", "ann@example.com", "--yes", "--json")
+    told = json.loads(told.splitlines()[-1])
+    assert (code, told["removed"], list(told["left"])) == (1, {str(tmp_path / "mail.db"): 1}, [str(tmp_path / "0.eml")])
+    assert told["deleted"] == [str(tmp_path / "session.jsonl")]
+    with open_mailbox(tmp_path / "mail.db", "joann@example.com") as mailbox:
+        assert mailbox.read("<1@x>") is not None
+
+
+def test_lines_go_in_any_spelling_and_a_refusal_changes_nothing(emailrl, tmp_path: Path) -> None:
     lines = ['{"inbox_address": "ann@example.com"}', '{"to": "\\u0061nn@example.com"}', "{torn", '{"id": 1}']
     (tmp_path / "q.jsonl").write_text("\n".join(lines) + "\n")
-    code, _, error = emailrl("forget", "--inbox", "ann@example.com")  # nobody answers
-    assert code != 0 and (tmp_path / "q.jsonl").read_text() == "\n".join(lines) + "\n"
-    code, _, error = emailrl("forget", "--inbox", "ann@example.com", "--yes")
-    assert code == 1 and "1 of its lines cannot be read" in error
+    assert emailrl("forget", "--inbox", "ann@example.com")[0] != 0  # nobody answers
+    assert (tmp_path / "q.jsonl").read_text() == "\n".join(lines) + "\n"
+    assert emailrl("forget", "--inbox", "ann@example.com", "--yes")[0] == 0
     assert (tmp_path / "q.jsonl").read_text() == "{torn\n" + '{"id": 1}\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shutil
@@ -125,15 +124,6 @@ def test_list_shows_a_line_per_trajectory(emailrl, run_dir: Path, monkeypatch) -
     assert any(line.endswith("question of t0") for line in map(str.rstrip, narrow)) and max(map(len, narrow)) <= 60
 
 
-def test_page_goes_through_a_file(emailrl, run_dir: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("\np\n2\n7\nwhat\nq\n"))
-    code, out, error = emailrl("inspect-trajectory", run_dir, "--page", "--index", 0)
-    assert code == 0 and re.findall("question of (t.)", out) == ["t0", "t1", "t0", "t2"]
-    assert "Index 2, last 2. Enter: next" in error and error.count("No such trajectory.") == 1
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert emailrl("inspect-trajectory", run_dir, "--page")[0] == 0
-
-
 def test_the_head_says_what_made_a_trajectory(emailrl, run_dir: Path, tmp_path: Path) -> None:
     assert "step 4  mode masked" in emailrl("inspect-trajectory")[1]
     write_trajectories(run_dir / "trajectories" / "eval-000004.jsonl", [make("e")])
@@ -171,14 +161,6 @@ def test_bad_lines_are_passed_over_and_named_whichever_is_shown(emailrl, damaged
         stream.write('{"id": "torn", "scena')
     code, out, error = emailrl("inspect-trajectory", damaged)
     assert code == 0 and "question of t2" in out and "line 8: incomplete" in error
-
-
-def test_going_through_a_file_a_bad_line_is_said(emailrl, damaged: Path, monkeypatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("p\np\n3\n"))
-    code, out, error = emailrl("inspect-trajectory", damaged, "--page")
-    assert code == 0 and re.findall("question of (t.)", out) == ["t2", "t0"]
-    assert "line 6: expected a JSON object, found null" in error
-    assert re.search('line 4: not a trajectory .reward must be .*, not "high"', error)
 
 
 def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What needs no model runs where torch is missing."""
+"""Where torch is missing, what needs no model runs, and what needs one says how to install it."""
 
 from __future__ import annotations
 
@@ -61,3 +61,33 @@ def test_commands_without_a_model_never_import_torch(folder: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(folder / "blocked")},
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout.endswith(f"{len(commands)} ran\n"), done.stderr[-1500:]
+
+
+@pytest.mark.parametrize(
+    "problem", ["ModuleNotFoundError(\"No module named 'torch'\", name='torch')", "ImportError('libx')"]
+)
+def test_commands_with_a_model_end_in_one_line(folder: Path, problem: str) -> None:
+    (folder / "blocked/torch.py").write_text(f"raise {problem}\n")
+    inbox = read_jsonl(questions_file(folder / "mail.db")).__next__().inbox_address
+    play = "--model nano --db mail.db"
+    commands = [
+        f"rollout {play} --out other.jsonl",
+        "quickstart --max-steps 1 --no-open",
+        f"ask Why? {play} --inbox {inbox}",
+        f"train {play} --max-steps 1",
+        f"sft {play} --max-steps 1",
+        f"benchmark {play}",
+        "export --format merged --out merged",
+    ]
+    advice = "torch is not installed. Run: pip install 'torch" if "Module" in problem else "libx. Run: emailrl doctor"
+    told = {command: run(command, folder) for command in commands}
+    assert all(done.returncode == 1 for done in told.values()), told
+    said = {command: done.stderr.splitlines() for command, done in told.items()}
+    assert [lines for lines in said.values() if not (lines[-1].startswith("error: ") and advice in lines[-1])] == []
+    assert "Traceback" not in str(said)
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(folder / "blocked"), "WANDB_MODE": "disabled"}
+    words = [sys.executable, "-m", "emailrl", *command.split()]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)

@@ -271,7 +271,7 @@ def test_neighboring_ranks_share_an_engine_of_vllm(
 def test_ranks_that_do_not_divide_into_engines_are_refused_by_all(
     settings_at: SettingsAt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emailrl.engines.vllm.arguments.find_spec", lambda name: name)
+    monkeypatch.setattr("emailrl.base.install.find_spec", lambda name: name)
     settings = settings_at("three", engine="vllm", vllm_tensor_parallel_size=2)
     zero, *others = in_ranks(3, partial(rank, settings), tmp_path)
     assert isinstance(zero, UsageError) and "3 ranks on a host cannot be divided" in zero.message

@@ -234,7 +234,7 @@ def test_unknown_tokenizers_and_a_missing_package_are_refused(
     nano = make_checkpoint(tmp_path / "outputs" / "nano" / "best_model", Path("nano"))
     with pytest.raises(UsageError, match="splits text"):
         export_checkpoint(nano, tmp_path / "out", format=format)
-    monkeypatch.setattr("emailrl.measure.gguf.find_spec", lambda name: None)
+    monkeypatch.setattr("emailrl.base.install.find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(EmailRLError) as caught:
         export_checkpoint(checkpoint, tmp_path / "out", format=format)
-    assert "pip install gguf" in caught.value.hint and not (tmp_path / "out").exists()
+    assert "pip install 'gguf" in caught.value.hint and not (tmp_path / "out").exists()

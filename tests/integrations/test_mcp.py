@@ -24,11 +24,10 @@ from emailrl.settings import load_settings
 mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
 
 CONFIGURATIONS = re.findall(r"```json\n(.+?)```", (DOCS / "guides/clients.md").read_text(), re.DOTALL)
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from emailrl.__main__ import main; main()"
 
 
-def over_stdio(db: Path, environment: dict[str, str], work: Callable[[Any], Awaitable[Any]], *python: str) -> Any:
-    arguments = [*(python or ("-m", "emailrl")), "mcp", "--db", str(db), "--inbox", ANN]
+def over_stdio(db: Path, environment: dict[str, str], work: Callable[[Any], Awaitable[Any]]) -> Any:
+    arguments = ["-m", "emailrl", "mcp", "--db", str(db), "--inbox", ANN]
     return connect(arguments, db, environment, work)
 
 
@@ -84,7 +83,9 @@ def test_what_a_client_gets_wrong_is_an_error_of_the_tool(db: Path) -> None:
         assert all(result.is_error and result.content[0].text for result in asyncio.run(work()))
 
 
-def test_without_torch_a_mailbox_is_searched_and_nobody_asked(db: Path, environment: dict[str, str]) -> None:
+def test_where_torch_cannot_be_imported_a_mailbox_is_searched_and_nobody_asked(
+    db: Path, environment: dict[str, str]
+) -> None:
     async def work(client: Any) -> None:
         assert [tool.name for tool in (await client.list_tools()).tools] == [
             "search_emails",
@@ -94,7 +95,9 @@ def test_without_torch_a_mailbox_is_searched_and_nobody_asked(db: Path, environm
         found = await client.call_tool("search_emails", {"keywords": ["deposit"]})
         assert not found.is_error and found.structured_content["emails"]
 
-    over_stdio(db, environment | {"EMAILRL_ENGINE": "auto"}, work, "-c", WITHOUT_TORCH)
+    (db.parent / "broken").mkdir()
+    (db.parent / "broken/torch.py").write_text("raise ImportError('libtorch.so: cannot open')\n")
+    over_stdio(db, environment | {"EMAILRL_ENGINE": "auto", "PYTHONPATH": str(db.parent / "broken")}, work)
 
 
 def test_over_http_only_this_machine_or_the_bearer_of_the_token_is_served(serve: Callable[..., str]) -> None:

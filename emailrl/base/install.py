@@ -1,0 +1,43 @@
+"""What is not installed, and the command that installs it where this Python would find it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import suppress
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emailrl.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+def need(package: str, what: str, otherwise: str = "") -> None:
+    """Raise UsageError if a package is missing that ``what`` needs; ``otherwise`` says what else would do."""
+    if find_spec(package) is None:
+        raise UsageError(f"{what} needs {package}, which is not installed.", f"Run: {how(package)}{otherwise}")
+
+
+def how(package: str, *options: str) -> str:
+    """The command of pip, pipx or uv that installs a package in the versions that emailrl takes; if it is of an extra,
+    the whole extra."""
+    known = requirements()
+    own = next((each for each in known if each.name == package), None)
+    together = [each for each in known if own and own.marker and str(each.marker) == str(own.marker)]
+    named = [f"{each.name}{each.specifier}" for each in together or ([own] if own else [])] or [package]
+    tool = "pip install" if find_spec("pip") else f"uv pip install --python {shlex.quote(sys.executable)}"
+    tool = "pipx runpip emailrl install" if "pipx" in Path(sys.prefix).parts else tool
+    return f"{tool} {shlex.join([*options, *named])}"
+
+
+def requirements() -> list[Requirement]:
+    """What emailrl requires, its extras with a marker; nothing if it runs from source."""
+    from packaging.requirements import Requirement
+
+    with suppress(metadata.PackageNotFoundError):
+        return [*map(Requirement, metadata.requires("emailrl") or [])]
+    return []
