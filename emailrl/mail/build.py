@@ -367,8 +367,7 @@ class _Loader:
         numbers = (item for item in self._words.numbers() if item[1] > known)
         sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
         sql.execute("DELETE FROM threads")
-        members = threads_of(lambda: sql.execute(_THREADED))
-        sql.executemany("INSERT INTO threads VALUES (?, ?)", members)
+        sql.executemany("INSERT INTO threads VALUES (?, ?)", threads_of(sql.execute(_THREADED)))
         if staying:
             # Every segment of the index slows down searches a little. Merging those of similar size in pairs keeps them
             # few without rewriting the whole index; FTS5 counts two changes if there was something to merge.

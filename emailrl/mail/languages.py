@@ -28,6 +28,7 @@ _COMMON = {
 }
 """Words and letters that tell a language; two of them do. Hardly any is an English word."""
 _TELLING = {name: frozenset(words.split()) for name, words in _COMMON.items()}
+_ANY_TELLING = frozenset[str]().union(*_TELLING.values())
 _TOLD_CHARS = 600  # from which an email's language is told
 _WORD = re.compile(r"[^\W_]+")
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
@@ -50,8 +51,8 @@ def language_of(text: str) -> str:
         return ""
     if not is_ascii and _CYRILLIC.search(head):
         return "russian"
-    words = set(head.split() if is_ascii else (*head.split(), *head))
-    counts = {name: len(words & telling) for name, telling in _TELLING.items()}
+    words = _ANY_TELLING.intersection(head.split() if is_ascii else (*head.split(), *head))
+    counts = {name: len(words & telling) for name, telling in _TELLING.items()} if len(words) > 1 else {"": 0}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > 1 else ""
 

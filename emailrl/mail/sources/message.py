@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from email.message import Message
 from email.utils import unquote
+from functools import lru_cache
 from itertools import takewhile
 
 from emailrl.mail.database import clean_text
@@ -40,11 +41,11 @@ _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
 _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
-_LISTED = ("X-From", "X-To", "X-cc", "X-Gmail-Labels")
 _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
-    (*PEOPLE, *THREAD, *map(str.lower, _LISTED)),
+    (*PEOPLE, *THREAD, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
+_MAX_FIELD_NAME = 100
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -118,7 +119,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     if not message_id:
         message_id = made_up_id(raw)
         defects.append("no_message_id")
-    if "\0" in text or any("\0" in value for value in headers.values()):
+    if "\0" in text or "\0" in "".join(headers.values()):
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
@@ -137,7 +138,7 @@ def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, s
         return []
     if len(value) > MAX_ADDRESS_CHARS:
         defects.append("long_header")
-    addresses, found = people_in(value[:MAX_ADDRESS_CHARS], headers.get(listed, "")[:MAX_ADDRESS_CHARS])
+    addresses, found = people_in(value, headers.get(listed, ""))
     names.update(found)
     return addresses[:]
 
@@ -158,18 +159,12 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     headers: dict[str, str] = {}
     for line in text.split("\n"):
         name, colon, value = line.partition(":")
-        if not colon or " " in name or "\t" in name:
+        if not colon or len(name) > _MAX_FIELD_NAME or (kept := _kept_as(name)) is None:
             return None
-        if name[:2] == "X-" and name[2:3] not in "Aa" and name not in _LISTED:  # half of all headers
-            continue
-        name = name.lower()
-        if name in _KEPT:
-            if name not in headers:
-                headers[name] = value.strip()
-            elif name in PEOPLE:
-                headers[name] += f", {value.strip()}"
-        elif name == "content-disposition":  # the message may be a file
-            return None
+        if kept and kept not in headers:
+            headers[kept] = value.strip()
+        elif kept in PEOPLE:
+            headers[kept] += f", {value.strip()}"
     encoding = headers.get("content-transfer-encoding", "7bit").lower()
     if encoding == "quoted-printable":
         body = binascii.a2b_qp(body).replace(b"\r\n", b"\n")
@@ -178,6 +173,14 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     if not body.isascii() or not _PLAIN_TYPE.fullmatch(headers.get("content-type", "text/plain")):
         return None
     return headers, body.decode("ascii")
+
+
+@lru_cache(4096)
+def _kept_as(name: str) -> str | None:
+    """A field's name in lower case, empty if it is not kept; None if it is no field, or says that the message may be a
+    file."""
+    lower = name.lower()
+    return None if " " in name or "\t" in name or lower == "content-disposition" else lower if lower in _KEPT else ""
 
 
 def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
