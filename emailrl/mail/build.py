@@ -422,9 +422,8 @@ class _Loader:
         columns = "message_id, subject, from_address, date, body, file_name, parties, names, attachments, machine, refs"
         sql.execute(f"INSERT INTO emails SELECT {ranked}, {columns}, extra FROM {source} ORDER BY r.rowid")
         people = sql.execute(f"SELECT {ranked}, people FROM {source} WHERE people <> '' ORDER BY r.rowid")
-        lines = ((number, *line.partition(" ")) for number, all_lines in people for line in all_lines.split("\n"))
-        rows = ((number, address, kind) for number, kind, _, address in lines)
-        sql.executemany("INSERT INTO recipients VALUES (?, ?, ?)", rows)
+        rows = ((number, *line.partition(" ")[::2]) for number, lines in people for line in lines.split("\n"))
+        sql.executemany("INSERT INTO recipients(email_id, recipient_type, recipient_address) VALUES (?, ?, ?)", rows)
         sql.executemany(_CONFIGURE, _LOADING.items())
         done = 0
         for start, end in ((before, before + dated), (behind + dated, behind + mails)):

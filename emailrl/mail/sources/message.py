@@ -96,7 +96,8 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
-        files, kind = list[Part](), ""
+        files: list[Part] = []
+        kind = ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -124,7 +125,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     if not sender:
         defects.append("no_sender")
     message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text))
-    ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects)))
+    ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects))) if defects else ()
     shown = [shown_name(part.name) or part.get_content_type() for part in files]
     labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
     return RawEmail(
