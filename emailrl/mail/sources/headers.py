@@ -28,8 +28,8 @@ _PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')  # a route, a group na
 _MAILTO = re.compile(r"\[mailto:([^\[\]<>]*)\]", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
-_ADDRESS = r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+"
-_BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
+_ADDRESS = r"[^\s,;:<>()\[\]\"\\@]++@[^\s,;:<>()\[\]\"\\@]++"
+_BARE = re.compile(rf"{_ADDRESS}(?:, *+{_ADDRESS})*+")
 # A name does not begin with a space: otherwise spaces after a comma match in two ways and backtracking explodes.
 _ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
 _NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
@@ -252,9 +252,9 @@ def people_in(value: str, listed: str = "") -> tuple[list[str], dict[str, str]]:
     return _remembered.__wrapped__(value[:MAX_ADDRESS_CHARS], listed[:MAX_ADDRESS_CHARS])
 
 
-def message_ids(*values: str) -> list[str]:
+def message_ids(values: str) -> list[str]:
     """Return the Message-IDs in References and In-Reply-To: the first, which began the thread, and the last."""
-    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(" ".join(values))))] if values else []
+    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(values)))] if values else []
     return found[:1] + found[1:][-_MAX_REFERENCES:]
 
 

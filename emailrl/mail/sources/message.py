@@ -108,9 +108,17 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             headers, message = _mime(raw, defects)
             text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
         names: dict[str, str] = {}
-        bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
+        people: list[list[str]] = []
+        for field, listed in _FIELDS:
+            value = headers.get(field, "")
+            addresses, found = people_in(value, headers.get(listed, "")) if value else ((), {})
+            people.append([*addresses])
+            names |= found
+            if len(value) > MAX_ADDRESS_CHARS:
+                defects.append("long_header")
+        bcc, cc, to, sender = people
         date = parse_date(headers.get("date", ""))
-        references = message_ids(*(headers[name] for name in THREAD if name in headers))
+        references = message_ids(" ".join([headers[name] for name in THREAD if name in headers]))
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
@@ -131,17 +139,6 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     return RawEmail(
         *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
     )
-
-
-def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
-    """The addresses of a header; their names are added to ``names``."""
-    if not (value := headers.get(field)):
-        return []
-    if len(value) > MAX_ADDRESS_CHARS:
-        defects.append("long_header")
-    addresses, found = people_in(value, headers.get(listed, ""))
-    names.update(found)
-    return addresses[:]
 
 
 def begins_mail(start: bytes) -> bool:
