@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import struct
+import sys
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path

@@ -124,8 +124,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         return Skipped("unreadable", file_name)
     if date is None:
         defects.append("bad_date" if "date" in headers else "no_date")
-    message_id = headers.get("message-id", "")
-    if not message_id:
+    if not (message_id := headers.get("message-id", "")):
         message_id = made_up_id(raw)
         defects.append("no_message_id")
     if "\0" in text or "\0" in "".join(headers.values()):
