@@ -366,8 +366,7 @@ class _Loader:
         numbers = (item for item in self._words.numbers() if item[1] > known)
         sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
         sql.execute("DELETE FROM threads")
-        members = threads_of(lambda: sql.execute(_THREADED))
-        sql.executemany("INSERT INTO threads VALUES (?, ?)", members)
+        sql.executemany("INSERT INTO threads VALUES (?, ?)", threads_of(sql.execute(_THREADED)))
         if staying:
             # Every segment of the index slows down searches a little. Merging those of similar size in pairs keeps them
             # few without rewriting the whole index; FTS5 counts two changes if there was something to merge.
@@ -422,9 +421,8 @@ class _Loader:
         columns = "message_id, subject, from_address, date, body, file_name, parties, names, attachments, machine, refs"
         sql.execute(f"INSERT INTO emails SELECT {ranked}, {columns}, extra FROM {source} ORDER BY r.rowid")
         people = sql.execute(f"SELECT {ranked}, people FROM {source} WHERE people <> '' ORDER BY r.rowid")
-        lines = ((number, *line.partition(" ")) for number, all_lines in people for line in all_lines.split("\n"))
-        rows = ((number, address, kind) for number, kind, _, address in lines)
-        sql.executemany("INSERT INTO recipients VALUES (?, ?, ?)", rows)
+        rows = ((number, *line.partition(" ")[::2]) for number, lines in people for line in lines.split("\n"))
+        sql.executemany("INSERT INTO recipients(email_id, recipient_type, recipient_address) VALUES (?, ?, ?)", rows)
         sql.executemany(_CONFIGURE, _LOADING.items())
         done = 0
         for start, end in ((before, before + dated), (behind + dated, behind + mails)):

@@ -28,6 +28,7 @@ _COMMON = {
 }
 """Words and letters that tell a language; two of them do. Hardly any is an English word."""
 _TELLING = {name: frozenset(words.split()) for name, words in _COMMON.items()}
+_ANY_TELLING = frozenset[str]().union(*_TELLING.values())
 _TOLD_CHARS = 600  # from which an email's language is told
 _WORD = re.compile(r"[^\W_]+")
 _CYRILLIC = re.compile("[\u0400-\u04ff]")
@@ -42,16 +43,16 @@ _TAIL = "tail"
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
 
 
-def language_of(text: str) -> str:
-    """Return which of ``LANGUAGES`` the beginning of a text is written in, or an empty string."""
-    head = text[:_TOLD_CHARS].lower()
+def language_of(subject: str, body: str) -> str:
+    """Return which of ``LANGUAGES`` an email begins in, or an empty string."""
+    head = f"{subject} {body[:_TOLD_CHARS]} "[:_TOLD_CHARS].lower()
     is_ascii = head.isascii()
     if is_ascii and (" the " in head or " and " in head or " you " in head):
         return ""
     if not is_ascii and _CYRILLIC.search(head):
         return "russian"
-    words = set(head.split() if is_ascii else (*head.split(), *head))
-    counts = {name: len(words & telling) for name, telling in _TELLING.items()}
+    words = _ANY_TELLING.intersection(head.split() if is_ascii else (*head.split(), *head))
+    counts = {name: len(words & telling) for name, telling in _TELLING.items()} if len(words) > 1 else {"": 0}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > 1 else ""
 
@@ -59,7 +60,7 @@ def language_of(text: str) -> str:
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
     """Return what the index gets for an email besides its text, as it stands in ``emails.extra``."""
     found: list[str] = []
-    if language := language_of(f"{subject} {body[:_TOLD_CHARS]} "):
+    if language := language_of(subject, body):
         words = _WORD.findall(f"{names}\n{subject}\n{body}".lower())
         found += [mark(language), *(mark(language, _stem(language, word)) for word in words)]
         if language in _COMPOUNDING:
@@ -101,22 +102,21 @@ def ways(keyword: str, languages: Collection[str]) -> list[str]:
     return found
 
 
-def words_like(text: str, keywords: Collection[str], languages: Collection[str]) -> list[str]:
-    """Return words of a text that have a keyword's stem, or a keyword in a script without spaces; at most a few."""
+def words_like(subject: str, body: str, keywords: Collection[str]) -> list[str]:
+    """Return words of an email that have a keyword's stem in the email's language, or a keyword in a script without
+    spaces; at most a few."""
     ideographs = [word for keyword in keywords for word in words_apart(keyword) if _CJK.search(word)]
-    stems = {
-        (name, _stem(name, word)) for name in languages for each in keywords for word in _WORD.findall(each.lower())
-    }
+    name = language_of(subject, body)
+    stems = {_stem(name, word) for each in keywords for word in _WORD.findall(each.lower())} if name else set()
+    parts = [each for each in stems if len(each) >= _SHORTEST_PART] if name in _COMPOUNDING else []
 
     def is_like(word: str) -> bool:
-        for name, stem in stems:
-            own, is_part = _stem(name, word), name in _COMPOUNDING and len(stem) >= _SHORTEST_PART
-            if own == stem or (is_part and (own.startswith(stem) or stem in _tails(name, word))):
-                return True
-        return any(each in word for each in ideographs)
+        own = _stem(name, word) if name else word
+        is_part = any(own.startswith(part) or part in _tails(name, word) for part in parts)
+        return own in stems or is_part or any(each in word for each in ideographs)
 
-    words = dict.fromkeys(_WORD.findall(text[:_SEARCHED_CHARS].lower())) if stems or ideographs else {}
-    return [*islice(filter(is_like, words), _MOST_WORDS)]
+    text = f"{subject}\n{body}"[:_SEARCHED_CHARS].lower() if stems or ideographs else ""
+    return [*islice(filter(is_like, dict.fromkeys(_WORD.findall(text))), _MOST_WORDS)]
 
 
 def _pieces(word: str) -> Iterator[str]:

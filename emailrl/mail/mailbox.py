@@ -271,7 +271,7 @@ class Mailbox:
             if is_other or (snippet is None and has_few_matches(f"{subject}\n{body}", keywords)):
                 if self.names:
                     words = dict.fromkeys(each for keyword in keywords for each in accented(keyword))
-                    words |= dict.fromkeys(words_like(f"{subject}\n{body}", keywords, self._opened().languages))
+                    words |= dict.fromkeys(words_like(subject, body, keywords))
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
                 found = self._rows(_SNIPPET_OF, (match, message_id))
                 snippet = found[0][0] if found else preview(subject, body)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
+from itertools import chain
 from typing import NamedTuple, TypeGuard
 
 from emailrl.mail.languages import indexed_words
@@ -91,12 +92,12 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     if most_recipients is None:
         most_recipients = ART_E_RECIPIENTS if email.is_research else 0
     message_id, subject, sender = email.message_id, email.subject, email.from_address
-    recipients = [(kind, each) for kind in ("to", "cc", "bcc") for each in getattr(email, kind)]
+    recipients = [email.to, email.cc, email.bcc]
     if not (settings.keep_junk or email.is_research) and _is_junk(email):
         return Skipped("junk", email.file_name)
     if most_chars and len(email.body) > most_chars:
         return Skipped("long_body", email.file_name)
-    if most_recipients and len(recipients) > most_recipients:
+    if most_recipients and sum(map(len, recipients)) > most_recipients:
         return Skipped("many_recipients", email.file_name)
     defects = email.defects
     if len(subject) > MAX_HEADER_CHARS:
@@ -106,12 +107,13 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     if len(message_id) > MAX_HEADER_CHARS:
         message_id = made_up_id(message_id.encode())
         defects += ("long_message_id",)
-    if max(map(len, (sender, *(address for _, address in recipients)))) > MAX_HEADER_CHARS:
+    if max(map(len, chain((sender,), *recipients))) > MAX_HEADER_CHARS:
         sender = sender if len(sender) <= MAX_HEADER_CHARS else ""
-        recipients = [each for each in recipients if len(each[1]) <= MAX_HEADER_CHARS]
+        recipients = [[each for each in those if len(each) <= MAX_HEADER_CHARS] for those in recipients]
         defects += ("long_address",)
     date = None if email.date is None else email.date.isoformat(" ")[:19]
-    people = "\n".join(dict.fromkeys([f"{kind} {address}" for kind, address in recipients]))
+    kinds = zip(("to ", "cc ", "bcc "), recipients, strict=True)
+    people = "\n".join(dict.fromkeys([kind + address for kind, those in kinds for address in those]))
     keys = keys_of(message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe))
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])

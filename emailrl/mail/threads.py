@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 import numpy as np
@@ -22,26 +22,28 @@ _PREFIXES = re.compile(r"(?:\s*(?:re|aw|sv|antw|fw|fwd|wg|tr)\s*(?:\[\d+\]|\(\d+
 _PREFIX_CHARS = 12  # in which a reply's first prefix ends
 
 
-def threads_of(rows: Callable[[], Iterable[Row]]) -> Iterator[tuple[int, int]]:
-    """Yield (id of an email, number of its thread) for the emails of threads of two or more. ``rows`` is called
-    twice. Memory: 16 bytes for each email and for each reference, a number for each subject of such replies."""
-    links, ids = array("Q"), array("q")  # pairs of nodes: Message-IDs, and topics after a NUL
-    replied = {
-        _node(f"\0{topic}")
-        for _, _, subject, references in rows()
-        if subject and not references and ":" in subject[:_PREFIX_CHARS] and _PREFIXES.match(subject)
-        if (topic := _topic(subject))
-    }
-    own = array("Q")
-    for email_id, message_id, subject, references in rows():
+def threads_of(rows: Iterable[Row]) -> Iterator[tuple[int, int]]:
+    """Yield (id of an email, number of its thread) for the emails of threads of two or more. Memory: 16 bytes for each
+    email, for each reference and for each subject of an email without any."""
+    links, ids, own = array("Q"), array("q"), array("Q")  # links are pairs of nodes: Message-IDs, topics after a NUL
+    topical, replied = array("Q"), array("Q")  # links of emails without references to their topics; those of replies
+    for email_id, message_id, subject, references in rows:
         node = _node(message_id)
         ids.append(email_id)
         own.append(node)
-        for reference in references.split(" ") if references else ():
-            links.extend((node, _node(reference)))
-        if replied and subject and not references and (other := _node(f"\0{_topic(subject)}")) in replied:
-            links.extend((node, other))
-    nodes, numbered = np.unique(np.frombuffer(links, np.uint64), return_inverse=True)
+        if references:
+            for reference in references.split(" "):
+                links.extend((node, _node(reference)))
+        elif subject:
+            prefixes = _PREFIXES.match(subject) if ":" in subject[:_PREFIX_CHARS] else None
+            topic = subject[prefixes.end() :] if prefixes else subject
+            topical.extend((node, other := _node(f"\0{topic.strip().lower()}")))
+            if prefixes and topic.strip():
+                replied.append(other)
+    by_topic = np.frombuffer(topical, np.uint64).reshape(-1, 2)
+    by_topic = by_topic[np.isin(by_topic[:, 1], np.frombuffer(replied, np.uint64))]
+    pairs = np.concatenate((np.frombuffer(links, np.uint64), by_topic.ravel()))
+    nodes, numbered = np.unique(pairs, return_inverse=True)
     if not nodes.size:
         return
     first = _components(numbered[::2], numbered[1::2], nodes.size)
@@ -68,9 +70,3 @@ def _components(one: _Numbers, other: _Numbers, nodes: int) -> _Numbers:
 
 def _node(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def _topic(subject: str) -> str:
-    if ":" in subject[:_PREFIX_CHARS] and (prefixes := _PREFIXES.match(subject)):
-        subject = subject[prefixes.end() :]
-    return subject.strip().lower()

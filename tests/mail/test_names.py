@@ -182,10 +182,10 @@ def test_threads_do_not_depend_on_order_and_subjects_join_only_replies() -> None
         (7, "<g>", "AW: RE[2]: lunch ", ""),
         (8, "<h>", "Re: Hello", ""), (9, "<i>", "Re:", ""), (10, "<j>", "Re:", ""),
     ]  # fmt: skip
-    threads = dict(threads_of(lambda: mails))
+    threads = dict(threads_of(mails))
     groups = {tuple(each for each in threads if threads[each] == thread) for thread in threads.values()}
     assert groups == {(1, 2, 3, 8), (6, 7)}
-    assert dict(threads_of(lambda: mails[::-1])) == threads
+    assert dict(threads_of(mails[::-1])) == threads
 
 
 def test_appending_gives_the_threads_of_one_build(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import sys
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -65,6 +66,9 @@ def test_a_data_file_is_read_by_readpst(pst: Path, tmp_path: Path, monkeypatch: 
     with pytest.raises(EmailRLError, match=r"readpst cannot read .*mine\.pst: Block is broken\. .*--allow-truncated"):
         build_database(open_source(pst), db, overwrite=True)
     assert names(pst, allow_truncated=True) == ["<2@x>", "<1@x>", "truncated:mine.pst"]
+    (tmp_path / "bin" / "readpst").write_text(f"#!/bin/sh\nexec {sys.executable} -c 'bytearray(5 << 30)'\n")
+    with pytest.raises(EmailRLError, match=r"readpst cannot read .*mine\.pst: MemoryError"):
+        build_database(open_source(pst), db, overwrite=True)
     (tmp_path / "bin" / "readpst").unlink()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(UsageError, match=r"data file \(\.pst or \.ost\), which is read with readpst\. .*pst-utils"):

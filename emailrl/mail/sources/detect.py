@@ -30,7 +30,7 @@ Item = Unread | RawEmail | Skipped
 Found = Item | outlook.DataFile
 T = TypeVar("T")
 
-_CMU_NAME = re.compile(r"(?:^|/)\d+\.$")
+_CMU_NAME = re.compile(r"(?:.*/)?\d+\.$", re.DOTALL)
 """File names such as ``allen-p/inbox/1.``, which are specific to CMU's Enron release."""
 _MAX_WORKERS = 4
 _BATCH_BYTES = 1 << 20
@@ -64,7 +64,7 @@ class Source:
         """Whether one of the first files is named as in CMU's Enron release; they are still read."""
         first = list(islice(self.items, 5))
         self.items = chain(first, self.items)
-        return any(isinstance(item, tuple) and _CMU_NAME.search(item[0]) for item in first)
+        return any(isinstance(item, tuple) and _CMU_NAME.match(item[0]) for item in first)
 
     def read(
         self, judge: Callable[[RawEmail | Skipped], T], workers: int | None = None, scratch: Path | None = None
@@ -278,5 +278,5 @@ def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
         return rows.parse_line(content, name)
     email = parse_message(content, name)
     if isinstance(email, RawEmail):
-        email.is_research = isinstance(content, rows.TableMail) or _CMU_NAME.search(name) is not None
+        email.is_research = isinstance(content, rows.TableMail) or _CMU_NAME.match(name) is not None
     return email

@@ -28,12 +28,11 @@ _PREFIX = re.compile(rf'\A(?:(?:{_QUOTED}|[^":\[])*+:)+')  # a route, a group na
 _MAILTO = re.compile(r"\[mailto:([^\[\]<>]*)\]", re.IGNORECASE)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _AROUND_SIGNS = re.compile(r"\s*([@.])\s*")
-_ADDRESS = r"[^\s,;:<>()\[\]\"\\@]+@[^\s,;:<>()\[\]\"\\@]+"
-_BARE = re.compile(rf"{_ADDRESS}(?:, *{_ADDRESS})*")
+_ADDRESS = r"[^\s,;:<>()\[\]\"\\@]++@[^\s,;:<>()\[\]\"\\@]++"
+_BARE = re.compile(rf"{_ADDRESS}(?:, *+{_ADDRESS})*+")
 # A name does not begin with a space: otherwise spaces after a comma match in two ways and backtracking explodes.
 _ITEM = rf"(?:(?:[\w.'&/-][\w .'&/-]*)?<{_ADDRESS}>|{_ADDRESS})"
 _NAMED = re.compile(rf"{_ITEM}(?:, *{_ITEM})*", re.ASCII)
-_ENDINGS = re.compile(r"[.'] *(?:[,>]|\Z)")  # characters at the end of an address that may not belong to it
 _NAME = re.compile(r"[^,<]*<|>")
 _COMMENTED = re.compile(rf"({_ADDRESS})\s*\(([^()]*)\)")  # ``ann@x.org (Ann Lee)``, as before RFC 822
 _UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
@@ -178,9 +177,11 @@ def _plain_addresses(value: str) -> list[str] | None:
     if not value:
         return []
     value = value.lower()
-    if _ENDINGS.search(value) or (_NAMED if "<" in value else _BARE).fullmatch(value) is None:
+    if (_NAMED if "<" in value else _BARE).fullmatch(value) is None:
         return None
-    return (_NAME.sub("", value) if "<" in value else value).replace(" ", "").split(",")
+    bare = (_NAME.sub("", value) if "<" in value else value).replace(" ", "")
+    # A dot or quote at the end of an address may not belong to it.
+    return None if bare.endswith((".", "'")) or ".," in bare or "'," in bare else bare.split(",")
 
 
 def _bare(address: str) -> str:
@@ -246,13 +247,14 @@ def _remembered(value: str, listed: str) -> tuple[list[str], dict[str, str]]:
 def people_in(value: str, listed: str = "") -> tuple[list[str], dict[str, str]]:
     """Return the addresses of a header and the display names beside them, or else those in the header ``listed`` that
     goes with it. The results may be shared, and are not to be changed: most headers are those of an earlier email."""
-    read = _remembered if len(value) + len(listed) <= _MAX_REMEMBERED else _remembered.__wrapped__
-    return read(value, listed)
+    if len(value) + len(listed) <= _MAX_REMEMBERED:
+        return _remembered(value, listed)
+    return _remembered.__wrapped__(value[:MAX_ADDRESS_CHARS], listed[:MAX_ADDRESS_CHARS])
 
 
-def message_ids(*values: str) -> list[str]:
+def message_ids(values: str) -> list[str]:
     """Return the Message-IDs in References and In-Reply-To: the first, which began the thread, and the last."""
-    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(" ".join(values))))] if values else []
+    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(values)))] if values else []
     return found[:1] + found[1:][-_MAX_REFERENCES:]
 
 

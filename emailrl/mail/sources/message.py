@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from email.message import Message
 from email.utils import unquote
+from functools import lru_cache
 from itertools import takewhile
 
 from emailrl.mail.database import clean_text
@@ -40,11 +41,11 @@ _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
 _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
-_LISTED = ("X-From", "X-To", "X-cc", "X-Gmail-Labels")
 _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
-    (*PEOPLE, *THREAD, *map(str.lower, _LISTED)),
+    (*PEOPLE, *THREAD, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
+_MAX_FIELD_NAME = 100
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -95,7 +96,8 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
-        files, kind = list[Part](), ""
+        files: list[Part] = []
+        kind = ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -106,40 +108,36 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             headers, message = _mime(raw, defects)
             text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
         names: dict[str, str] = {}
-        bcc, cc, to, sender = [_people(headers, field, listed, names, defects) for field, listed in _FIELDS]
+        people: list[list[str]] = []
+        for field, listed in _FIELDS:
+            value = headers.get(field, "")
+            addresses, found = people_in(value, headers.get(listed, "")) if value else ((), {})
+            people.append([*addresses])
+            names |= found
+            if len(value) > MAX_ADDRESS_CHARS:
+                defects.append("long_header")
+        bcc, cc, to, sender = people
         date = parse_date(headers.get("date", ""))
-        references = message_ids(*(headers[name] for name in THREAD if name in headers))
+        references = message_ids(" ".join([headers[name] for name in THREAD if name in headers]))
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
     if date is None:
         defects.append("bad_date" if "date" in headers else "no_date")
-    message_id = headers.get("message-id", "")
-    if not message_id:
+    if not (message_id := headers.get("message-id", "")):
         message_id = made_up_id(raw)
         defects.append("no_message_id")
-    if "\0" in text or any("\0" in value for value in headers.values()):
+    if "\0" in text or "\0" in "".join(headers.values()):
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
     message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text))
-    ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects)))
+    ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects))) if defects else ()
     shown = [shown_name(part.name) or part.get_content_type() for part in files]
     labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
     return RawEmail(
         *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
     )
-
-
-def _people(headers: dict[str, str], field: str, listed: str, names: dict[str, str], defects: list[str]) -> list[str]:
-    """The addresses of a header; their names are added to ``names``."""
-    if not (value := headers.get(field)):
-        return []
-    if len(value) > MAX_ADDRESS_CHARS:
-        defects.append("long_header")
-    addresses, found = people_in(value[:MAX_ADDRESS_CHARS], headers.get(listed, "")[:MAX_ADDRESS_CHARS])
-    names.update(found)
-    return addresses[:]
 
 
 def begins_mail(start: bytes) -> bool:
@@ -158,18 +156,12 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     headers: dict[str, str] = {}
     for line in text.split("\n"):
         name, colon, value = line.partition(":")
-        if not colon or " " in name or "\t" in name:
+        if not colon or len(name) > _MAX_FIELD_NAME or (kept := _kept_as(name)) is None:
             return None
-        if name[:2] == "X-" and name[2:3] not in "Aa" and name not in _LISTED:  # half of all headers
-            continue
-        name = name.lower()
-        if name in _KEPT:
-            if name not in headers:
-                headers[name] = value.strip()
-            elif name in PEOPLE:
-                headers[name] += f", {value.strip()}"
-        elif name == "content-disposition":  # the message may be a file
-            return None
+        if kept and kept not in headers:
+            headers[kept] = value.strip()
+        elif kept in PEOPLE:
+            headers[kept] += f", {value.strip()}"
     encoding = headers.get("content-transfer-encoding", "7bit").lower()
     if encoding == "quoted-printable":
         body = binascii.a2b_qp(body).replace(b"\r\n", b"\n")
@@ -178,6 +170,14 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     if not body.isascii() or not _PLAIN_TYPE.fullmatch(headers.get("content-type", "text/plain")):
         return None
     return headers, body.decode("ascii")
+
+
+@lru_cache(4096)
+def _kept_as(name: str) -> str | None:
+    """A field's name in lower case, empty if it is not kept; None if it is no field, or says that the message may be a
+    file."""
+    lower = name.lower()
+    return None if " " in name or "\t" in name or lower == "content-disposition" else lower if lower in _KEPT else ""
 
 
 def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:

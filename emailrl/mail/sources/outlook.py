@@ -26,8 +26,9 @@ from emailrl.mail.sources.reading import Skipped
 from emailrl.mail.sources.text import decode
 
 DATA_START, MESSAGE_START = b"!BDN", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_READPST = ("readpst", "-D", "-e", "-te", "-b", "-8", "-j", "0", "-q", "-o")
-"""With deleted items, one file for each email, in UTF-8, in one process."""
+_READPST = 'ulimit -v 4194304; exec readpst -D -e -te -b -8 -j 0 -q -o "$@"'
+"""With deleted items, one file for each email, in UTF-8, in one process of at most 4 GiB."""
+_NOT_FOUND = 127  # the shell's exit code
 _SECONDS, _BYTES_A_SECOND = 600, 1_000_000  # that readpst may take, and for how much of the file it gets one more
 _UNKNOWN_SENDER = re.compile(rb"^(From: .*) <MAILER-DAEMON>$", re.MULTILINE)  # readpst's word for no address
 
@@ -61,16 +62,15 @@ def emails_of(file: DataFile, scratch: Path | None) -> Iterator[tuple[str, bytes
     folder, problem = scratch or Path(tempfile.mkdtemp(prefix="emailrl-")), ""
     folder.mkdir(exist_ok=True)
     seconds = _SECONDS + file.path.stat().st_size // _BYTES_A_SECOND
-    command = [*_READPST, str(folder), str(file.path.absolute())]
+    command = ["/bin/sh", "-c", _READPST, "readpst", str(folder), str(file.path.absolute())]
     try:
         try:
             subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, check=True)
-        except FileNotFoundError:
-            raise UsageError(
-                f"{file.path} is an Outlook data file (.pst or .ost), which is read with readpst.",
-                "Install Debian's package pst-utils, or libpst from Homebrew or Fedora.",
-            ) from None
         except subprocess.CalledProcessError as error:
+            if error.returncode == _NOT_FOUND:
+                what = f"{file.path} is an Outlook data file (.pst or .ost), which is read with readpst."
+                hint = "Install Debian's package pst-utils, or libpst from Homebrew or Fedora."
+                raise UsageError(what, hint) from None
             problem = error.stdout.decode("utf-8", "replace").strip() or f"exit code {error.returncode}"
         except subprocess.TimeoutExpired:
             problem = f"more than {seconds} seconds passed"
