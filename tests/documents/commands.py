@@ -78,9 +78,11 @@ def check(words: list[str]) -> None:
         parse(rest)
     elif program == "make":
         assert {word for word in rest if "=" not in word and not word.startswith("-")} <= TARGETS, words
-    elif program in ("pip", "uv"):
+    elif program in ("pip", "pipx", "uv"):
         for extras in re.findall(r"\[([\w,]+)\]", " ".join(rest)):
             assert set(extras.split(",")) <= EXTRAS, words
+    elif program == "uvx":
+        check(rest[2:] if rest[0] == "--from" else rest)
     elif program in ("python", "python3"):
         check_python(rest)
     else:
