@@ -125,7 +125,6 @@ def with_inputs(settings: Settings) -> Settings:
 def server_token(host: str, wanted: SecretStr | None) -> str | None:
     """The bearer token for a server on ``host``: that of the settings, else one that is made and printed if other
     machines can reach the server, else none."""
-
     if wanted is not None:
         return wanted.get_secret_value()
     if is_this_machine(host):
