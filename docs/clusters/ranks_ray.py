@@ -1,9 +1,5 @@
-"""Ranks on hosts of a Ray cluster, which sample and train in turn:
-
-    python ranks_ray.py --hosts 2 --gpus 8 --engine vllm --model Qwen/Qwen3-14B
-
-Options after these two go to ``emailrl train``. If a process or a host dies, the other ranks end, and the next attempt
-resumes, once there are enough hosts."""
+"""Ranks on the hosts of a Ray cluster, which sample and train in turn: python ranks_ray.py --hosts 2 --gpus 8 ...
+Other options go to ``emailrl train``. If a process or a host dies, the ranks end, and the next attempt resumes."""
 
 from __future__ import annotations
 
@@ -30,14 +26,13 @@ def endpoint() -> str:
 @ray.remote(num_cpus=0, max_retries=0)
 def train(folder: str, options: list[str]) -> None:
     """Run one host's ranks; with setpriv they end even if this worker is killed."""
-    ranks = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "emailrl", "train", *options]
-    subprocess.run(ranks, cwd=folder, check=True)
+    command = ["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "emailrl", "train", *options]
+    subprocess.run(command, cwd=folder, check=True)
 
 
 def attempt(hosts: int, gpus: int, options: list[str]) -> bool:
-    """Train until every host's ranks have ended; returns whether all succeeded."""
-    bundle = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
-    group = placement_group([bundle] * hosts, strategy="STRICT_SPREAD")
+    """Train until the ranks of every host have ended; returns whether all succeeded."""
+    group = placement_group([{"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}] * hosts, strategy="STRICT_SPREAD")
     ray.get(group.ready())
     on = [PlacementGroupSchedulingStrategy(group, index) for index in range(hosts)]
     meeting = ray.get(endpoint.options(scheduling_strategy=on[0]).remote())
@@ -47,13 +42,12 @@ def attempt(hosts: int, gpus: int, options: list[str]) -> bool:
         for index, place in enumerate(on)
     ]
     ray.wait(tasks, num_returns=hosts)
+    remove_placement_group(group)
     try:
         ray.get(tasks)
     except RayError as error:
         print(error, file=sys.stderr)
         return False
-    finally:
-        remove_placement_group(group)
     return True
 
 
