@@ -109,7 +109,7 @@ def test_a_run_one_of_whose_nodes_dies_resumes(
     with subprocess.Popen(command, cwd=tmp_path) as running:
         until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
         lose()
-        assert running.wait(300) == 0
+        assert running.wait(600) == 0
     assert [line["step"] for line in read_records(metrics)] == list(range(1, 31))
     assert "Resuming at step" in (metrics.parent / "training.log").read_text()
 
