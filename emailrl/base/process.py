@@ -38,6 +38,7 @@ def speaks(environ: Mapping[str, str] = os.environ) -> bool:
 
 def install() -> None:
     """From now on the signals raise KeyboardInterrupt, but during an import they end the process at once."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # Ray blocks SIGINT
     for number in SIGNALS:
         signal.signal(number, _interrupt)
 

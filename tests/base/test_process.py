@@ -38,6 +38,17 @@ def test_an_import_cannot_swallow_it(name: str, number: str, reaction: str, tmp_
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # importing emailrl sets nothing
 
 
+def test_a_parent_that_blocks_signals_does_not_keep_them_from_it(tmp_path: Path) -> None:
+    """Ray's workers block SIGINT, by which a rank learns that another is lost."""
+    (tmp_path / "typer.py").write_text(INTERRUPTED_IMPORT.format(signal="SIGINT", reaction="pass"))
+    done = subprocess.run(
+        [sys.executable, "-m", "emailrl", "checkpoints", "list"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_a_signal_after_the_last_line_ends_the_process_in_silence(tmp_path: Path) -> None:
     late = "lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(9))"
     (tmp_path / "sitecustomize.py").write_text(f"import atexit, os, signal, time\natexit.register({late})")

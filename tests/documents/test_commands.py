@@ -25,8 +25,6 @@ SHELL = [block for page in DOCUMENTS for block in blocks(page) if block.language
 FAST = sorted({block.page for block in SHELL if not block.how})
 SLOW = sorted({block.page for block in SHELL if block.how.startswith("slow")})
 SCALING = "docs/guides/scaling.md"
-RECIPES = ("sh", "yaml")
-"""Languages of the files that a cluster's own tools read."""
 WRONG_USAGE = typer.BadParameter.__mro__[1]
 
 
@@ -78,9 +76,9 @@ def test_the_commands_in_the_text_parse() -> None:
 def test_the_commands_in_recipes_parse() -> None:
     """Whatever the cluster fills in is a number, or taken for a text."""
     found = []
-    for block in (block for block in blocks(SCALING) if block.language in RECIPES):
-        text = re.sub(r"\\\n\s*", "", block.text)
-        for line in re.findall(r"emailrl,? (?:serve|train)\b.*", text):
+    recipes = [path.read_text(encoding="utf-8") for path in (DOCS / "clusters").glob("*.yaml")]
+    for text in recipes + [block.text for block in blocks(SCALING) if block.language == "sh"]:
+        for line in re.findall(r"emailrl,? (?:serve|train)\b.*", re.sub(r"\\\n\s*", "", text)):
             line = re.sub(
                 r"[][,]", " ", line.removesuffix("]").replace('"$(echo "$SKYPILOT_NODE_IPS" | head -n1)', '"')
             )
@@ -94,7 +92,7 @@ def test_the_commands_in_recipes_parse() -> None:
 def test_no_command_hides_outside_a_block_settings_load_and_python_compiles(page: str, tmp_path: Path) -> None:
     hidden = r"^ {4,}(?:[A-Z_]+=\S+ )*(?:emailrl|pip|python|make|docker|vllm) .*"
     assert re.findall(hidden, prose(page), re.MULTILINE) == []
-    known = {"", "bash", "console", "python", "toml", "json", "text"} | ({*RECIPES} if page == SCALING else set())
+    known = {"", "bash", "console", "python", "toml", "json", "text"} | ({"sh"} if page == SCALING else set())
     assert {block.language for block in blocks(page)} <= known
     for block in blocks(page):
         if block.language == "toml":
