@@ -191,7 +191,7 @@ class MailEnvironment:
         if name in ("read_email", "read_thread") and isinstance(asked := arguments.get("message_id"), str):
             arguments = arguments | {"message_id": self.message_id(asked)}
         value = shown = call_tool(self.mailbox, name, arguments)
-        changes = [self._with_names] * self.names + [self._shortened] * self.short_ids
+        changes = [partial(with_names, self.mailbox)] * self.names + [self._shortened] * self.short_ids
         if name != "return_final_answer" and value is not EMAIL_NOT_FOUND:
             for change in changes:
                 shown = [change(each) for each in shown] if isinstance(shown, list) else change(shown)
@@ -200,22 +200,6 @@ class MailEnvironment:
             is_all = len(value) < arguments.get("max_results", MAX_RESULTS)
             shown = {"matches": len(value) if is_all else self.mailbox.count(**others), "emails": shown}
         return value, shown
-
-    def _with_names(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """A hit or an email as it is shown, with names, place in the thread, attachments and kind of sender."""
-        if (email := self.mailbox.read(shown["message_id"])) is None:
-            return shown
-        place, more = self.mailbox.place_in_thread(email), dict[str, Any]()
-        is_hit = "snippet" in shown
-        if is_hit:
-            more |= {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
-        more |= {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
-        if not is_hit:
-            more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
-        last = ("snippet", "body", "file_name")
-        first = {field: _named(email, field, value) for field, value in shown.items() if field not in last}
-        more = {field: value for field, value in more.items() if value}
-        return first | more | {field: shown[field] for field in last if field in shown}
 
     def _shortened(self, email: dict[str, Any]) -> dict[str, Any]:
         """An email under its short id, a new one if it was not shown yet."""
@@ -236,6 +220,23 @@ class MailEnvironment:
         self.rubric.returned_i_dont_know = is_i_dont_know(answer)
         self.rubric.attempted_answer = not self.rubric.returned_i_dont_know
         self.rubric.sources_correct = self.rubric.attempted_answer and cites_sources(self.scenario, sources)
+
+
+def with_names(mailbox: Mailbox, shown: dict[str, Any]) -> dict[str, Any]:
+    """A hit or an email as it is shown, with names, place in the thread, attachments and kind of sender."""
+    if (email := mailbox.read(shown["message_id"])) is None:
+        return shown
+    place, more = mailbox.place_in_thread(email), dict[str, Any]()
+    is_hit = "snippet" in shown
+    if is_hit:
+        more |= {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
+    more |= {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
+    if not is_hit:
+        more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
+    last = ("snippet", "body", "file_name")
+    first = {field: _named(email, field, value) for field, value in shown.items() if field not in last}
+    more = {field: value for field, value in more.items() if value}
+    return first | more | {field: shown[field] for field in last if field in shown}
 
 
 def _named(email: Email, field: str, value: Any) -> Any:

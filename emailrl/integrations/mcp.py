@@ -12,6 +12,7 @@ from mcp import types
 from mcp.server.lowlevel import Server
 
 import emailrl
+from emailrl.agent.task import with_names
 from emailrl.agent.tools import EMAIL_NOT_FOUND, call_tool, to_json, tool_schemas
 from emailrl.base.errors import EmailRLError, ToolError
 
@@ -88,6 +89,10 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
                 raise ToolError("No email of this mailbox has this message id.")
         except (ToolError, EmailRLError) as error:
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
+        if name != "ask":
+            found = (
+                [with_names(mailbox, each) for each in found] if isinstance(found, list) else with_names(mailbox, found)
+            )
         value = {"emails": found} if isinstance(found, list) else found
         framed = FRAMED.format(nonce=secrets.token_hex(8), content=to_json(value))
         return types.CallToolResult(content=[types.TextContent(text=framed)], structured_content=value)

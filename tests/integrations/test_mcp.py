@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tiny import ANN
 
 import emailrl
 from emailrl.mail import open_mailbox
+from emailrl.mail.build import build_database
+from emailrl.mail.sources.reading import RawEmail
 from emailrl.settings import load_settings
 
 mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
@@ -60,6 +63,20 @@ def test_an_official_client_searches_reads_and_asks(db: Path, environment: dict[
 
         answer = (await client.call_tool("ask", {"question": "When does the lease end?"})).structured_content
         assert (answer["answer"], answer["sources"][0]) == ("On 31 May 2002.", "<m0@x>")
+
+    over_stdio(db, environment, work)
+
+
+def test_mail_is_found_by_a_senders_name_in_another_spelling(db: Path, environment: dict[str, str]) -> None:
+    when, bob = datetime(2001, 5, 1, tzinfo=UTC), "bob@example.com"
+    mail = RawEmail("<m@x>", "Keys", bob, [ANN], [], [], when, "Ready.", names={bob: "Bob Hütte"})
+    build_database([mail], db, append=True)
+
+    async def work(client: Any) -> None:
+        found = await client.call_tool("search_emails", {"keywords": ["Huette"]})
+        assert [hit["message_id"] for hit in found.structured_content["emails"]] == ["<m@x>"]
+        read = await client.call_tool("read_email", {"message_id": "<m@x>"})
+        assert "Bob Hütte" in read.content[0].text
 
     over_stdio(db, environment, work)
 
