@@ -229,7 +229,7 @@ def _read_pairs(folder: Path, rank: int) -> dict[str, tuple[Tensor, Tensor]]:
     except (OSError, SafetensorError) as error:
         raise _refused(folder, f"{WEIGHTS} cannot be read ({error})") from None
     matrices: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in sorted(tensors.items()):
         name, dot, kind = key.removeprefix("base_model.model.").rpartition(".lora_")
         if not dot or kind not in ("A.weight", "B.weight"):
             raise _refused(folder, f"it contains {key}, which is not a LoRA matrix")
