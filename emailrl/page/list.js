@@ -204,7 +204,7 @@ function filterBar() {
     choice("failure", "Failure", values("failure")),
     choice("stop", "Stop", values("stop")),
     data.run.steps.length ? choice("trained", "Training", [["yes", "trained on"], ["no", "dropped"]]) : null,
-    choice("sort", "Order", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "recorded")),
+    choice("sort", "Sort", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "none")),
     el("p", { class: "active", id: "active" }));
   return bar;
 }
