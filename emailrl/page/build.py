@@ -122,23 +122,23 @@ def dump(value: Any) -> str:
 def page(data: PageData) -> str:
     """Return the page as one self-contained HTML document."""
     starts, size = [0], 0
-    blocks = [_block("run", encode(data.run)), _block("rows", b"[" + b",".join(map(encode, data.rows)) + b"]")]
-    items: list[bytes] = []
+    chunks, items = list[str](), list[bytes]()
     for record in chain(data.details(), [None]):
         if record is not None:
             items.append(encode(record))
             size += len(items[-1])
         if items and (record is None or size >= _CHUNK_BYTES):
-            blocks.append(_block(f"chunk-{len(starts) - 1}", b"[" + b",".join(items) + b"]"))
+            chunks.append(_block(f"chunk-{len(starts) - 1}", b"[" + b",".join(items) + b"]"))
             starts.append(starts[-1] + len(items))
             items, size = [], 0
+    blocks = [_block("run", encode(data.run)), _block("rows", b"[" + b",".join(map(encode, data.rows)) + b"]")]
     blocks.append(_json_script("page", {"served": False, "starts": starts}))
-    return _document(data.run["title"], "\n".join(blocks), connect="'none'")[0]
+    return _document(data.run["title"], "\n".join(blocks), "\n".join(chunks), connect="'none'")[0]
 
 
 def served_page(title: str) -> tuple[str, str]:
     """Return the page without data, which it fetches from its server (``/data/…``), and its Content-Security-Policy."""
-    return _document(title, _json_script("page", {"served": True}), connect="'self'")
+    return _document(title, _json_script("page", {"served": True}), "", connect="'self'")
 
 
 def _block(name: str, content: bytes) -> str:
@@ -151,15 +151,15 @@ def _json_script(name: str, value: Record) -> str:
     return f'<script type="application/json" id="{name}">{dump(value)}</script>'
 
 
-def _document(title: str, blocks: str, *, connect: str) -> tuple[str, str]:
+def _document(title: str, data: str, rest: str, *, connect: str) -> tuple[str, str]:
     style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"
     )
-    document = _source("page.html")
-    parts = {"policy": policy, "style": style, "script": script, "data": blocks, "title": html.escape(title)}
+    document, title = _source("page.html"), html.escape(title)
+    parts = {"policy": policy, "style": style, "script": script, "data": data, "rest": rest, "title": title}
     for name, text in parts.items():
         document = document.replace(f"{{{{{name}}}}}", text)
     return document, policy

@@ -9,7 +9,11 @@ function bytesOf(base64) {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
 }
 
+// The chunks follow the script, so that the overview stands before a large file has been read to its end.
+const readToItsEnd = new Promise((resolve) => addEventListener("DOMContentLoaded", resolve));
+
 async function unpack(name) {
+  if (!document.getElementById(name)) await readToItsEnd;
   const bytes = bytesOf(document.getElementById(name).textContent.slice(1, -1));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).json();
@@ -68,7 +72,7 @@ async function refresh({ most = Infinity, tell = () => {} } = {}) {
     const part = await ask(`/data/trajectories?from=${rows.length}&to=${Math.min(rows.length + PAGE_OF_ROWS, run.total)}`);
     if (!part.length) break;
     rows.push(...part);
-    tell(`reading ${rows.length.toLocaleString("en")} of ${run.total.toLocaleString("en")}`);
+    tell(`reading ${grouped(rows.length)} of ${grouped(run.total)}`);
   }
   data.run = run;
   setRows(rows);

@@ -57,18 +57,21 @@ function brief(text, name = "span", attributes = {}) {
 
 const plain = (text) => outside(text).textContent;
 
+// Not toLocaleString, which loads the browser's tables of languages, tens of milliseconds.
+const grouped = (value) => String(value).replace(/\B(?=(\d{3})+$)/g, ",");
+
 function number(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (Number.isInteger(value)) return sign(value.toLocaleString("en"));
+  if (Number.isInteger(value)) return sign(grouped(value));
   if (size < 0.001) return sign(value.toExponential(1));
-  return sign(size >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(digits));
+  return sign(size >= 1000 ? grouped(Math.round(value)) : value.toFixed(digits));
 }
 
 const sign = (text) => text.replace("-", "−").replace("e−", "e-");
 const signed = (value, digits = 3) => (value > 0 ? `+${number(value, digits)}` : number(value, digits));
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
-const plural = (count, noun, many = `${noun}s`) => `${count.toLocaleString("en")} ${count === 1 ? noun : many}`;
+const plural = (count, noun, many = `${noun}s`) => `${grouped(count)} ${count === 1 ? noun : many}`;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const mean = (values) => (values.length ? sum(values) / values.length : null);
 

@@ -35,7 +35,7 @@ function updateList({ follow = true } = {}) {
   list.box.setAttribute("role", byQuestion ? "tree" : "listbox");
   document.getElementById("by-question").setAttribute("aria-pressed", String(byQuestion));
   const total = data.rows.length;
-  const text = (list.rows.length === total ? "" : `${list.rows.length.toLocaleString("en")} of `) + plural(total, "trajectory", "trajectories") + (byQuestion ? ` of ${plural(groups.length, "question")}` : "");
+  const text = (list.rows.length === total ? "" : `${grouped(list.rows.length)} of `) + plural(total, "trajectory", "trajectories") + (byQuestion ? ` of ${plural(groups.length, "question")}` : "");
   const counted = document.getElementById("counted");
   const nothing = total && !list.rows.length ? ": no trajectory matches the filters" : "";
   counted.textContent = text + nothing + (data.run.left_out.length ? " (some are left out: see Overview)" : "");
@@ -204,7 +204,7 @@ function filterBar() {
     choice("failure", "Failure", values("failure")),
     choice("stop", "Stop", values("stop")),
     data.run.steps.length ? choice("trained", "Training", [["yes", "trained on"], ["no", "dropped"]]) : null,
-    choice("sort", "Order", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "recorded")),
+    choice("sort", "Sort", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "none")),
     el("p", { class: "active", id: "active" }));
   return bar;
 }

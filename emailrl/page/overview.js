@@ -4,7 +4,7 @@ function overview() {
   const { run } = data;
   linked.length = 0;
   if (run.kind === "runs") return runsOverview();
-  const parts = [heading(), leftOut(), hero()];
+  const parts = [heading(), hero(), leftOut()];
   const charts = curves();
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div", { class: "charts" }, charts), stepTable()));
   if (run.results.length > 1) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
@@ -158,7 +158,7 @@ function curves() {
   const held = { name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
   const charts = [
     lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95% intervals, clustered by question." }),
-    lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: "Bars and band: 95% intervals, clustered by question." }),
+    lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { show: (value) => number(value, 2), note: "Bars and band: 95% intervals, clustered by question." }),
     lineChart("Loss", [stepLine("loss", "loss"), stepLine("policy", "policy_loss"), { ...stepLine("validation", "val_loss"), kind: "dots" }]),
     lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
     lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),
@@ -270,7 +270,7 @@ function changes() {
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
   if (!held.length) return section("Trajectories", null, el("p", { class: "note", text: "This run kept no trajectories, only metrics." }));
-  const last = held.findLast((file) => file.source === "step") || held.at(-1);
+  const last = held.findLast((file) => file.source === "step") || compared().at(-1);
   const rows = data.rows.filter((row) => row.file === last.name);
   const pick = (low, high) => go({ ...noFilters(), view: "list", t: null, side: null, file: last.name, rmin: low, rmax: high });
   return section("Rewards", `${plain(last.label)}: click a bar to see its trajectories.`, histogram(rows, null, pick));

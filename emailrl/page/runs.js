@@ -40,7 +40,7 @@ function runsOverview() {
     lineChart("Loss", steps("loss"), { smooth }),
     lineChart("KL to the reference", steps("kl"), { zero: true, smooth }),
     lineChart("Entropy", steps("entropy"), { zero: true, smooth }),
-    lineChart("Seconds a step", lines((run) => ({ points: run.steps.filter((step) => step.seconds?.total).map((step) => ({ x: step.step, y: step.seconds.total })) })), { zero: true, smooth }),
+    lineChart("Seconds a step", lines((run) => ({ points: run.steps.filter((step) => step.seconds?.total).map((step) => ({ x: step.step, y: step.seconds.total })) })), { show: (value) => number(value, 1), zero: true, smooth }),
   ];
   return el("div", { class: "overview" }, el("div", { class: "heading" }, outside(data.run.title, "h1"), el("p", { class: "lead", text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), leftOut(),
     section("Compared", "Best, last and area (the mean over the steps) are of validation accuracy; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),

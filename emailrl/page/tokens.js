@@ -40,7 +40,7 @@ function tokenSection(detail) {
   const total = sum(samples.map((sample) => sample.mask.length));
   const marked = sum(samples.map((sample) => sum(sample.mask)));
   const readout = el("p", { class: "token-readout", "aria-live": "polite" }, "Point at a token, or click one and use ← and →.");
-  const node = section("Tokens", `${marked.toLocaleString("en")} of ${total.toLocaleString("en")} ${markedAs(samples[0])} (${percent(marked / total)}).`, layerChoice(samples, layer), legend(layer, samples[0]), readout,
+  const node = section("Tokens", `${grouped(marked)} of ${grouped(total)} ${markedAs(samples[0])} (${percent(marked / total)}).`, layerChoice(samples, layer), legend(layer, samples[0]), readout,
     samples.map((sample, index) => tokenText(sample, index, layer, readout)));
   if (samples.some((sample) => !sample.pieces)) node.append(el("p", { class: "note", text: "Token ids only: no matching tokenizer was found." }));
   return node;

@@ -104,6 +104,7 @@ def test_the_file_holds_everything_names_no_host_and_runs_its_own_script_alone(r
         "base-uri": "'none'", "form-action": "'none'",
     }  # fmt: skip
     assert len((script + style).encode()) < 135_000
+    assert text.index("<script>") < text.index('id="chunk-0"')  # curves before a large file is read
     document, policy = served_page("<b>")
     assert "connect-src 'self'" in policy and policy in document and "&lt;b&gt;" in document
 
