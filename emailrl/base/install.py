@@ -23,15 +23,20 @@ def need(package: str, what: str, otherwise: str = "") -> None:
 
 
 def how(package: str, *options: str) -> str:
-    """The command of pip, pipx or uv that installs a package in the versions that emailrl takes; if it is of an extra,
-    the whole extra."""
+    """The command of pip, pipx or uv that installs a package in the versions that emailrl takes, and with it what else
+    is missing of its extra, or of what is always needed."""
     known = requirements()
     own = next((each for each in known if each.name == package), None)
-    together = [each for each in known if own and own.marker and str(each.marker) == str(own.marker)]
-    named = [f"{each.name}{each.specifier}" for each in together or ([own] if own else [])] or [package]
-    tool = "pip install" if find_spec("pip") else f"uv pip install --python {shlex.quote(sys.executable)}"
+    together = [each for each in known if own and str(each.marker) == str(own.marker)]
+    named = [f"{each.name}{each.specifier}" for each in together if each is own or not is_installed(each.name)]
+    python = shlex.quote(sys.executable)  # a bare pip may be another Python's
+    tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
     tool = "pipx runpip emailrl install" if "pipx" in Path(sys.prefix).parts else tool
-    return f"{tool} {shlex.join([*options, *named])}"
+    return f"{tool} {shlex.join([*options, *(named or [package])])}"
+
+
+def is_installed(package: str) -> bool:
+    return any(metadata.distributions(name=package))
 
 
 def requirements() -> list[Requirement]:

@@ -26,7 +26,7 @@ from emailrl.cli.options import Json, path_option
 from emailrl.cli.output import confirm, print_json, result_console, say
 
 _ELSEWHERE = """Note: what went elsewhere stays there: W&B or Trackio, servers of judge, question writer and policy, \
-hubs, other folders."""
+hubs, other folders, also those that links lead to."""
 
 
 def forget(

@@ -5,6 +5,7 @@ and no link is followed."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -17,6 +18,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from pyarrow.parquet import ParquetFile
 
 from emailrl.base.disk import LOCK, check_cache, is_locked, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
@@ -118,7 +121,8 @@ def forget(inbox: str, folder: Path, agreed: Callable[[Forgotten], bool]) -> For
 
 
 def _files(folder: Path, left: dict[Path, str]) -> list[Path]:
-    """The regular files below; ``left`` gets links, devices and pipes."""
+    """The regular files below; ``left`` gets devices and pipes. What links lead to is not below the folder, or a file
+    itself."""
     found = []
     for parent, folders, names in os.walk(folder):
         for path in (Path(parent, name) for name in sorted([*folders, *names])):
@@ -127,8 +131,8 @@ def _files(folder: Path, left: dict[Path, str]) -> list[Path]:
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 found.append(path)
-            elif not stat.S_ISDIR(mode):
-                left[path] = "a link, which is not followed" if stat.S_ISLNK(mode) else "a device or pipe"
+            elif not (stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                left[path] = "a device or pipe"
     return found
 
 
@@ -151,8 +155,12 @@ def _sort(path: Path, traces: _Traces, done: Forgotten) -> None:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """The content in pieces; of a zip archive or a compressed file, what is in it."""
+    """The content in pieces; of a zip archive, a compressed or a Parquet file, what is in it."""
     with path.open("rb") as file:
+        if file.peek(4).startswith(b"PAR1"):
+            for rows in ParquetFile(file).iter_batches():
+                yield json.dumps(rows.to_pylist(), default=str).encode()
+            return
         archive = zipfile.ZipFile(file) if file.peek(4).startswith(b"PK\3\4") else None
         for part in map(archive.open, archive.namelist()) if archive else [decompressed(file)]:
             kept = b""

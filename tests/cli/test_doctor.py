@@ -87,8 +87,8 @@ def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, mon
     there = {"peft": [], "vllm": [], "rich": [old]}
     monkeypatch.setattr(metadata, "distributions", lambda name: there[name] if name in there else real(name=name))
     peft, vllm, rich = found(name="peft"), found(name="vllm"), found(name="rich")
-    assert peft.fatal and peft.remedy.startswith("pip install 'peft")
-    assert vllm.status == "note" and vllm.remedy == "pip install 'vllm<0.32,>=0.26'"
+    assert peft.fatal and "pip install 'peft" in peft.remedy
+    assert vllm.status == "note" and vllm.remedy.endswith("pip install 'vllm<0.32,>=0.26'")
     assert rich.status == "note" and rich.found.startswith("0.0.1, expected ")
 
 

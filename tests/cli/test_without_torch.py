@@ -79,7 +79,7 @@ def test_commands_with_a_model_end_in_one_line(folder: Path, problem: str) -> No
         f"benchmark {play}",
         "export --format merged --out merged",
     ]
-    advice = "torch is not installed. Run: pip install 'torch" if "Module" in problem else "libx. Run: emailrl doctor"
+    advice = " -m pip install 'torch" if "Module" in problem else "libx. Run: emailrl doctor"
     told = {command: run(command, folder) for command in commands}
     assert all(done.returncode == 1 for done in told.values()), told
     said = {command: done.stderr.splitlines() for command, done in told.items()}

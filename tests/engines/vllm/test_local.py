@@ -146,7 +146,7 @@ def test_a_missing_vllm_and_ranks_that_do_not_divide_are_told(policy: Policy, mo
         check_engine(settings_for(Path(policy.path), **overrides), trainable=True)
 
     monkeypatch.setattr("emailrl.base.install.find_spec", lambda name: None if name == "vllm" else name)
-    with pytest.raises(EmailRLError, match=r"not installed\. Run: pip install 'vllm"):
+    with pytest.raises(EmailRLError, match=r"not installed\. Run: .*pip install 'vllm"):
         check()
     monkeypatch.setattr("emailrl.base.install.find_spec", lambda name: name)
     with pytest.raises(UsageError, match="unsloth backend does not work with vLLM in the same process"):
