@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # A test must never reach the network or a tracking server, whoever's machine it runs on.
@@ -18,6 +19,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # commands started side by side would wait 
 # Some images forbid bytecode: every command that a test starts would then compile all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+hypothesis.settings.register_profile("no clock", deadline=None)  # a busy machine needs longer for no fault of the code
+hypothesis.settings.load_profile("no clock")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -230,11 +230,10 @@ def main() -> NoReturn:
         fail("A file or folder name here is not valid UTF-8, which some libraries reject.", "Rename it.", 1)
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if is_full and not error.filename:  # files are named
-            fail(f"The output cannot be written: {error.strerror}.", "Free some space, or redirect stdout.", 1)
         hint = "Change its permissions or use another path." if isinstance(error, PermissionError) else ""
-        hint = "Free some space." if is_full else hint
-        fail(f"{error.filename}: {error.strerror}{'.' * bool(hint)}" if error.filename else str(error), hint, 1)
+        hint = "Free some space, or write elsewhere." if is_full else hint
+        where = error.filename or ("The output cannot be written" if is_full else "")
+        fail(f"{where}: {error.strerror}{'.' * bool(hint)}" if where else str(error), hint, 1)
     if result == process.INTERRUPTED:
         process.ending()
         if process.reports():

@@ -120,14 +120,6 @@ def benchmark(
     console = result_console(json=json)
     if report.results:
         console.print("=== Benchmark Results ===", style="bold")
-        for result, title in zip(report.results, _titles(report).values(), strict=True):
-            evaluation = result.evaluation
-            low, high = evaluation.interval
-            facts = [f"accuracy {evaluation.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"]
-            facts.append(f"average reward {'-' if evaluation.reward is None else f'{evaluation.reward:.3f}'}")
-            if (sources := evaluation.rubric.get("sources_correct")) is not None:
-                facts.append(f"correct sources {sources:.1%}")
-            say(f"{title}: {', '.join(facts)}", console)
         console.print(results_table(report, console.width, every=every))
         console.print(f"results: {folder}", soft_wrap=True)
     _say_what_is_left(report, folder)

@@ -115,7 +115,7 @@ def in_shell(line: str, folder: Path) -> tuple[int, str]:
 
 
 LOST = "error: The output was lost: stdout is closed. Leave it open, or redirect it to a file or /dev/null.\n"
-FULL = "error: The output cannot be written: No space left on device. Free some space, or redirect stdout.\n"
+FULL = "error: The output cannot be written: No space left on device. Free some space, or write elsewhere.\n"
 
 
 @pytest.mark.parametrize("redirect", [(">&-", LOST), (">/dev/full", FULL)], ids=["closed", "full"])

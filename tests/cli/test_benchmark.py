@@ -71,7 +71,7 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     arguments = ("benchmark", "--limit", 1, "--checkpoint", runs[0], "--checkpoint", runs[1])
     code, out, _ = emailrl(*arguments)
     assert code == 0 and str(here) not in out.partition("results:")[0]
-    assert out.startswith("=== Benchmark Results ===\noutputs/grpo_masked/best_model: accuracy 0.0% (95% interval ")
+    assert out.startswith("=== Benchmark Results ===\nTest split")
     head = out.split("Test split", 1)[1].splitlines()[2:4]
     assert [line.split() for line in head] == [["outputs/grpo_masked/", "outputs/grpo_masked-2/"], ["best_model"] * 2]
     assert "outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: the first" in out
