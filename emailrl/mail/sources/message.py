@@ -36,6 +36,8 @@ PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
 """Each with the header of CMU's Enron release that has its names; no other has any."""
 THREAD = ("references", "in-reply-to")
+DELIVERED = ("delivered-to", "x-original-to")
+"""Headers of the address that mail came to: its only trace where a list or a blind copy brought it."""
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")  # of a message in an mbox
 _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
@@ -43,7 +45,7 @@ _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:"
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
 _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
-    (*PEOPLE, *THREAD, "x-from", "x-to", "x-cc", "x-gmail-labels"),
+    (*PEOPLE, *THREAD, *DELIVERED, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
 _MAX_FIELD_NAME = 100
 _FOLD = re.compile(r"\n[ \t]+")
@@ -117,6 +119,9 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             if len(value) > MAX_ADDRESS_CHARS:
                 defects.append("long_header")
         bcc, cc, to, sender = people
+        for value in filter(None, map(headers.get, DELIVERED)):
+            if "@" in value and " " not in value:  # others name a list or a local mailbox
+                bcc += [each for each in people_in(value)[0] if not any(each in those for those in people)]
         date = parse_date(headers.get("date", ""))
         references = message_ids(" ".join([headers[name] for name in THREAD if name in headers]))
         machine = machine_of(headers, sender[0] if sender else "", kind)
