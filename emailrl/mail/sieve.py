@@ -33,10 +33,12 @@ _JUNK_NAMES = """
     spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
     gelöschte elemente, gelöschte objekte, corbeille, indésirables, courrier indésirable, éléments supprimés, papelera,
     correo no deseado, elementos eliminados, cestino, posta indesiderata, posta eliminata, lixeira, lixo eletrônico,
-    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱"""
+    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱, ごみ箱, gelöscht,
+    unerwünscht, spamverdacht, нежелательная почта, удаленные"""
 _JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
 """Labels and folders of mail that its owner does not want, in the languages in which Gmail and Outlook name them."""
 _FOLDER = re.compile(r"[^/#]++(?=[/#])")
+_LETTERS = re.compile(r"&([A-Za-z0-9+,]++)-")  # other than ASCII in the name of a folder: IMAP's modified UTF-7
 _TRASHED = re.compile(r"[:;!]2,[A-S]*T[A-Za-z]*\Z")  # a Maildir's flag
 
 Listing = Callable[[str, str, str], None]
@@ -132,8 +134,9 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
 
 
 def _is_junk(email: RawEmail) -> bool:
-    folders = [folder.removesuffix(".mbox") for folder in _FOLDER.findall(email.file_name)]
-    shown = {(each.rpartition(".")[2] if each[0] == "." else each).lower() for each in folders}  # .INBOX.Trash
+    path = _LETTERS.sub(lambda it: f"+{it[1].replace(',', '/')}-".encode().decode("utf-7", "replace"), email.file_name)
+    folders = [folder.removesuffix(".mbox").lower() for folder in _FOLDER.findall(path)]
+    shown = {each.rpartition(".")[2] if each.startswith((".", "inbox.")) else each for each in folders}
     labels = {label.lower() for label in email.labels}
     return not _JUNK.isdisjoint(shown | labels) or "bin" in labels or _TRASHED.search(email.file_name) is not None
 

@@ -54,6 +54,13 @@ PLACES = [
     ("Trash/cur/3.a.host:2,S", False),
     (".INBOX.Junk/cur/4.a.host:2,S", False),
     ("Junk.mbox/Messages/5.emlx", False),
+    ("INBOX.Trash/cur/8.a.host:2,S", False),
+    ("Gel&APY-schte Elemente/cur/9.a.host:2,S", False),
+    (".INBOX.&AMk-l&AOk-ments supprim&AOk-s/cur/10.a.host:2,S", False),
+    ("&MFQwf3ux-/11.eml", False),
+    ("Gelöscht/12.eml", False),
+    ("&nothing,at,all-/13.eml", True),
+    ("Notes.Trash/14.eml", True),
     ("bin/6.eml", True),
     ("Trashed plans/7.eml", True),
 ]
