@@ -33,8 +33,8 @@ _JUNK_NAMES = """
     spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
     gelöschte elemente, gelöschte objekte, corbeille, indésirables, courrier indésirable, éléments supprimés, papelera,
     correo no deseado, elementos eliminados, cestino, posta indesiderata, posta eliminata, lixeira, lixo eletrônico,
-    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱, ごみ箱, gelöscht,
-    unerwünscht, spamverdacht, нежелательная почта, удаленные"""
+    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱, ごみ箱,
+    gelöscht, unerwünscht, spamverdacht, нежелательная почта, удаленные"""
 _JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
 """Labels and folders of mail that its owner does not want, in the languages in which Gmail and Outlook name them."""
 _FOLDER = re.compile(r"[^/#]++(?=[/#])")
