@@ -136,7 +136,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
-    message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text))
+    message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text.replace("\u00ad", "")))
     ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects))) if defects else ()
     shown = [shown_name(part.name) or part.get_content_type() for part in files]
     labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
@@ -257,8 +257,9 @@ class Part(Message):
             yield from part.leaves()
 
     def files(self) -> Iterator[Part]:
-        """Yield every attached file, but not the images that a text shows."""
+        """Yield every attached file and every invitation, but not the images that a text shows."""
         is_attached, kind = self.get_content_disposition() == "attachment", self.get_content_maintype()
+        is_attached |= self.depth > 0 and self.get_content_type() == "text/calendar"
         is_shown = kind == "image" and "content-id" in self and not is_attached
         if is_attached or (self.name and kind != "multipart" and not is_shown):
             yield self
