@@ -119,14 +119,10 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     keys = keys_of(message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe))
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
-    own, extra = "", ""
-    if names or attachments:
-        shown = dict.fromkeys([*email.names.values(), *email.attachments])
-        own, extra = " ".join(shown), " ".join(map(marked, shown))
-    if others := other_spellings(own, subject, email.body):
-        extra = " ".join([extra, *map(marked, others)])
-    if others := indexed_words(own, subject, email.body):
-        extra = " ".join([extra, *others])
+    shown = dict.fromkeys([*email.names.values(), *email.attachments])
+    own = " ".join(shown)
+    others = [*map(marked, other_spellings(own, subject, email.body)), *indexed_words(own, subject, email.body)]
+    extra = " ".join([" ".join(map(marked, shown)), *others])
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
     digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
     head = (message_id, subject, sender, date, email.body, email.file_name, people)

@@ -14,8 +14,7 @@ documents = Documents()
 
 _KINDS = dict.fromkeys(["text/plain", "text/csv", "text/markdown", "txt", "csv", "tsv", "md", "log"], "text")
 _KINDS |= dict.fromkeys(["text/html", "application/xhtml+xml", "html", "htm"], "html")
-_KINDS |= {"text/calendar": "calendar", "ics": "calendar"}
-_KINDS |= dict.fromkeys(["application/pdf", "pdf", "docx"], "document")
+_KINDS |= {"text/calendar": "calendar", "ics": "calendar"} | dict.fromkeys(["application/pdf", "pdf", "docx"], "paged")
 """How to read a file by its type, or else by the ending of its name."""
 
 
@@ -42,7 +41,7 @@ def _text(name: str, part: Part) -> str | None:
     content = part.decoded([])
     kind = _KINDS.get(part.get_content_type()) or _KINDS.get(name.rpartition(".")[2].lower())
     is_word = content.startswith(ZIP_START) and WORD_MEMBER.encode() in content
-    if PDF_START in content[:1024] or is_word or kind == "document":
+    if PDF_START in content[:1024] or is_word or kind == "paged":
         return clean_text(documents.text(content)).replace("\u00ad", "")
     if kind is None:
         return None

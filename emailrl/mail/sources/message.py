@@ -36,8 +36,7 @@ PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
 """Each with the header of CMU's Enron release that has its names; no other has any."""
 THREAD = ("references", "in-reply-to")
-DELIVERED = ("delivered-to", "x-original-to")
-"""Headers of the address that mail came to: its only trace where a list or a blind copy brought it."""
+DELIVERED = ("delivered-to", "x-original-to")  # name the owner where a list or a blind copy brought the mail
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")  # of a message in an mbox
 _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
@@ -98,8 +97,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
-        files: list[Part] = []
-        kind = ""
+        files, kind = list[Part](), ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -109,8 +107,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         else:
             headers, message = _mime(raw, defects)
             text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
-        names: dict[str, str] = {}
-        people: list[list[str]] = []
+        names, people = dict[str, str](), list[list[str]]()
         for field, listed in _FIELDS:
             value = headers.get(field, "")
             addresses, found = people_in(value, headers.get(listed, "")) if value else ((), {})
@@ -290,10 +287,8 @@ class Part(Message):
         """The charset of a text part from its header or the HTML itself, or an empty string."""
         if self.get_content_maintype() != "text":
             return ""
-        label = self.parameter("charset")
-        if not label and (found := _META_CHARSET.search(self.body, 0, _META_BYTES)):
-            label = found[1].decode("ascii", "replace")
-        return label
+        found = None if (label := self.parameter("charset")) else _META_CHARSET.search(self.body, 0, _META_BYTES)
+        return found[1].decode("ascii", "replace") if found else label
 
     def decoded(self, defects: list[str]) -> bytes:
         """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
@@ -501,6 +496,4 @@ def _rank(part: Part, named: bool) -> int:
         return _PLAIN
     if subtype == "html":
         return _HTML
-    if not _DATA_SUBTYPE.fullmatch(subtype):
-        return _OTHER
-    return _NO_TEXT if named else _DATA
+    return (_NO_TEXT if named else _DATA) if _DATA_SUBTYPE.fullmatch(subtype) else _OTHER
