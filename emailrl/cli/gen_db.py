@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from emailrl.mail.build import Progress as Report
     from emailrl.mail.sources import Source
 
-NO_MESSAGES = ("not_mail", "not_a_file")  # reasons of files that are no messages, such as a mail program's indexes
+NO_MESSAGES = ("empty", "not_mail", "not_a_file")  # reasons of files without a message, such as indexes
 NUM_SHOWN = 5  # number of inboxes in the summary
 
 
@@ -113,7 +113,8 @@ def gen_db(
             )
     _print_next(everything, report.db, console)
     if json:
-        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+        names = ("emails", "recipients", "skipped", "defects", "seconds", "db")
+        print_json({name: getattr(report, name) for name in names})
 
 
 def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:
@@ -185,7 +186,7 @@ def _print_summary(report: BuildReport, settings: StoreSettings, console: Consol
         soft_wrap=True,
     )
     if report.attachments:
-        texts = " and texts" if settings.attachment_text else ""
+        texts = ", and texts that can be read," if settings.attachment_text else ""
         console.print(f"{counted(report.attachments, 'attached file')}: names{texts} stored")
     for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):

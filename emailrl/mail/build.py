@@ -51,6 +51,8 @@ _PROGRESS_MAILS = 1000
 _LARGEST_SHARE = 4
 """All emails are written anew if more than one in this many would change its id, but not for ``_FEW_MAILS``."""
 _FEW_MAILS = 1000
+_OR_ANEW = "or build it anew with --overwrite; nothing was written."
+_TO_ADD = f"Add what is new with --append, {_OR_ANEW}"
 _FLUSH_MAILS = 1000
 _INDEX_MAILS = 20_000
 _LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2}
@@ -95,6 +97,7 @@ def build_database(
     if nothing is left to store; ``EmailRLError`` if source or disk fails, or another build is writing ``db``."""
     started = time.monotonic()
     settings = settings or StoreSettings()
+    progress = progress or (lambda phase, messages, total: None)
     if settings.attachment_text:
         need("pypdf", "ATTACHMENT_TEXT")
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
@@ -103,6 +106,7 @@ def build_database(
         old = db if (append or sync) and db.exists() else None
         with _naming(db), contextlib.closing(_Loader(building, None if sync else old)) as loader:
             before: set[bytes] = set()
+            has_more = old is not None and _was_appended_to(old, texts=settings.attachment_text)
             for keys in _keys_in(old) if old else ():
                 if sync:
                     before.add(keys.id_key + keys.content_key)
@@ -122,15 +126,16 @@ def build_database(
                         before.discard(mail.keys.id_key + mail.keys.content_key)
                         if loader.mails == limit:
                             break
-                    if progress and seen % _PROGRESS_MAILS == 0:
+                    if seen % _PROGRESS_MAILS == 0:
                         progress("read", seen, None)
                 else:
-                    if progress:
-                        progress("read", seen, seen)
+                    progress("read", seen, seen)
             added, removed = loader.mails - num_before + len(before), len(before)
             is_new = loader.mails > 0 and added + removed > 0
+            if is_new and removed and has_more:
+                raise UsageError(f"--sync would remove {removed:,} emails from {db}, to which --append added.", _TO_ADD)
             if is_new:
-                loader.write(progress)
+                loader.write(progress, texts=settings.attachment_text)
         if is_new:
             try:
                 disk.sync(building)
@@ -145,12 +150,18 @@ def build_database(
         elif not (append and old) and not loader.mails:
             counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
             keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
-            formats = " docs/guides/data.md lists the formats."
-            more = keeping + (formats if "not_mail" in sieve.skipped else "")
-            raise UsageError(f"There is no mail to store ({counts}).", f"Nothing was written.{more}")
+            formats = " docs/guides/data.md lists the formats." if "not_mail" in sieve.skipped else ""
+            raise UsageError(f"There is no mail to store ({counts}).", f"Nothing was written.{keeping}{formats}")
     seconds = round(time.monotonic() - started, 3)
     stored, people, files = loader.mails, loader.recipients, loader.attachments
     return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
+
+
+def _was_appended_to(old: Path, *, texts: bool) -> bool:
+    with database.opened(old) as connection:
+        if database.noted(connection, "attachment_text") and not texts:
+            raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")
+        return database.noted(connection, "appended") is not None
 
 
 def _keys_in(old: Path) -> Iterator[Keys]:
@@ -336,8 +347,9 @@ class _Loader:
         if self._old:
             self._old.close()
 
-    def write(self, progress: Progress | None) -> None:
-        """Write all emails in order of date, newest first, then of Message-ID, undated ones last."""
+    def write(self, progress: Progress, *, texts: bool) -> None:
+        """Write all emails in order of date, newest first, then of Message-ID, undated ones last. ``texts``: of files,
+        noted as the append is."""
         self._flush()
         staying = self._staying()
         sql, known, ends = self._sql, 0, None
@@ -387,6 +399,7 @@ class _Loader:
             "emails": str(sql.execute("SELECT count(*) FROM emails").fetchone()[0]),
             "written_by": f"{database.MARK}{__version__}",
         }
+        values |= {name: "true" for name, is_so in (("attachment_text", texts), ("appended", self._old)) if is_so}
         sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
         sql.execute("COMMIT")
 
@@ -410,7 +423,7 @@ class _Loader:
         num_behind, below = old.execute(behind, (below, last)).fetchone()
         return (above, below) if num_newer + num_behind <= max(_FEW_MAILS, mails // _LARGEST_SHARE) else None
 
-    def _load(self, ends: tuple[int, int] | None, progress: Progress | None) -> None:
+    def _load(self, ends: tuple[int, int] | None, progress: Progress) -> None:
         """Insert the staged emails: dated ones with ids up to the first of ``ends``, undated ones above the second."""
         sql = self._sql
         dated, mails = sql.execute("SELECT count(date), count(*) FROM mail").fetchone()
@@ -427,10 +440,8 @@ class _Loader:
         done = 0
         for start, end in ((before, before + dated), (behind + dated, behind + mails)):
             for first in range(start + 1, end + 1, _INDEX_MAILS):
-                if progress:
-                    progress("index", done, mails)
+                progress("index", done, mails)
                 last = min(first + _INDEX_MAILS - 1, end)
                 sql.execute(f"{_INDEX} WHERE id BETWEEN ? AND ?", (first, last))
                 done += last - first + 1
-        if progress:
-            progress("index", mails, mails)
+        progress("index", mails, mails)

@@ -84,11 +84,10 @@ class Pool:
 
     def name(self, syllables: int = 2) -> str:
         """Return an invented capitalized word."""
-        rng = self.rng
 
         def word() -> str:
-            parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)]
-            return ("".join(parts) + rng.choice(_CODAS)).capitalize()
+            parts = [self.rng.choice(_ONSETS) + self.rng.choice(_VOWELS) for _ in range(syllables)]
+            return ("".join(parts) + self.rng.choice(_CODAS)).capitalize()
 
         return self.draw(word)
 

@@ -33,10 +33,12 @@ _JUNK_NAMES = """
     spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
     gelöschte elemente, gelöschte objekte, corbeille, indésirables, courrier indésirable, éléments supprimés, papelera,
     correo no deseado, elementos eliminados, cestino, posta indesiderata, posta eliminata, lixeira, lixo eletrônico,
-    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱"""
+    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱, ごみ箱,
+    gelöscht, unerwünscht, spamverdacht, нежелательная почта, удаленные"""
 _JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
 """Labels and folders of mail that its owner does not want, in the languages in which Gmail and Outlook name them."""
 _FOLDER = re.compile(r"[^/#]++(?=[/#])")
+_LETTERS = re.compile(r"&([A-Za-z0-9+,]++)-")  # other than ASCII in the name of a folder: IMAP's modified UTF-7
 _TRASHED = re.compile(r"[:;!]2,[A-S]*T[A-Za-z]*\Z")  # a Maildir's flag
 
 Listing = Callable[[str, str, str], None]
@@ -117,14 +119,10 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     keys = keys_of(message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe))
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
-    own, extra = "", ""
-    if names or attachments:
-        shown = dict.fromkeys([*email.names.values(), *email.attachments])
-        own, extra = " ".join(shown), " ".join(map(marked, shown))
-    if others := other_spellings(own, subject, email.body):
-        extra = " ".join([extra, *map(marked, others)])
-    if others := indexed_words(own, subject, email.body):
-        extra = " ".join([extra, *others])
+    shown = dict.fromkeys([*email.names.values(), *email.attachments])
+    own = " ".join(shown)
+    others = [*map(marked, other_spellings(own, subject, email.body)), *indexed_words(own, subject, email.body)]
+    extra = " ".join([" ".join(map(marked, shown)), *others])
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
     digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
     head = (message_id, subject, sender, date, email.body, email.file_name, people)
@@ -132,8 +130,9 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
 
 
 def _is_junk(email: RawEmail) -> bool:
-    folders = [folder.removesuffix(".mbox") for folder in _FOLDER.findall(email.file_name)]
-    shown = {(each.rpartition(".")[2] if each[0] == "." else each).lower() for each in folders}  # .INBOX.Trash
+    path = _LETTERS.sub(lambda it: f"+{it[1].replace(',', '/')}-".encode().decode("utf-7", "replace"), email.file_name)
+    folders = [folder.removesuffix(".mbox").lower() for folder in _FOLDER.findall(path)]
+    shown = {each.rpartition(".")[2] if each.startswith((".", "inbox.")) else each for each in folders}
     labels = {label.lower() for label in email.labels}
     return not _JUNK.isdisjoint(shown | labels) or "bin" in labels or _TRASHED.search(email.file_name) is not None
 

@@ -112,6 +112,8 @@ HOSTILE: dict[str, Callable[[], tuple[str, bytes]]] = {
         ) + "]><d>&j;</d>"),
     ),
     "text of zeros": lambda: ("zeros.txt", bytes(1000)),
+    "no document": lambda: ("broken.docx", b"PK\3\4xxx"),
+    "nothing": lambda: ("empty.pdf", b""),
 }  # fmt: skip
 
 
@@ -125,10 +127,25 @@ def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pyte
     build = build_database(
         open_source(source), tmp_path / "m.db", settings=settings, workers=0, listing=lambda *line: heard.append(line)
     )
-    assert (build.emails, build.skipped, build.defects) == (6, {}, {"attachment_unread": 5})
-    assert heard == [("repaired", "attachment_unread", f"own.mbox#{number}") for number in range(1, 6)]
+    assert (build.emails, build.skipped, build.defects) == (8, {}, {"attachment_unread": 7})
+    assert heard == [("repaired", "attachment_unread", f"own.mbox#{number}") for number in range(1, 8)]
     assert found(build.db, "bob@x.org", "Zephyr") == ["<9@x>"]  # the file after them is read
     assert reader._child is None  # and no process stays
+
+
+def test_an_invitation_without_a_name_is_read_once_and_soft_hyphens_are_dropped() -> None:
+    mail = EmailMessage()
+    mail["From"], mail["Subject"] = "ann@x.org", "s"
+    mail.set_content("Sendungs\u00adnummer 7\n")
+    invitation = "BEGIN:VEVENT\nSUMMARY:Chor\u00adprobe\nEND:VEVENT\n"
+    mail.add_alternative(invitation, subtype="calendar", params={"method": "REQUEST"})
+    shown = "Sendungsnummer 7\n\n\n[Attachment: {}]\nBEGIN:VEVENT\nSUMMARY:Chorprobe\nEND:VEVENT"
+    for named in ([], ["invite.ics"]):
+        for name in named:
+            mail.add_attachment(invitation.encode(), maintype="application", subtype="ics", filename=name)
+        email = parse_message(mail.as_bytes())
+        assert isinstance(email, RawEmail) and email.attachments == ["text/calendar", *named]
+        assert with_attachments(email).body == shown.format(email.attachments[-1])
 
 
 def test_a_file_that_is_the_body_is_not_repeated() -> None:

@@ -54,6 +54,13 @@ PLACES = [
     ("Trash/cur/3.a.host:2,S", False),
     (".INBOX.Junk/cur/4.a.host:2,S", False),
     ("Junk.mbox/Messages/5.emlx", False),
+    ("INBOX.Trash/cur/8.a.host:2,S", False),
+    ("Gel&APY-schte Elemente/cur/9.a.host:2,S", False),
+    (".INBOX.&AMk-l&AOk-ments supprim&AOk-s/cur/10.a.host:2,S", False),
+    ("&MFQwf3ux-/11.eml", False),
+    ("Gelöscht/12.eml", False),
+    ("&nothing,at,all-/13.eml", True),
+    ("Notes.Trash/14.eml", True),
     ("bin/6.eml", True),
     ("Trashed plans/7.eml", True),
 ]
@@ -119,6 +126,31 @@ def test_a_synced_database_equals_a_new_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no mail to store"):  # a folder that is not mounted empties nothing
         built(folder, db, sync=True)
     assert contents(db) == contents(new.db)
+
+
+def test_sync_removes_neither_another_source_s_mail_nor_the_texts_of_files(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / "ab"[number % 2]).mkdir(exist_ok=True)
+        (tmp_path / "ab"[number % 2] / f"{number}.eml").write_bytes(mail(number))
+    one, other = tmp_path / "a", tmp_path / "b"
+    db = built(one, tmp_path / "m.db").db
+    assert built(other, db, append=True).added == 2
+    before = contents(db)
+    for how in ("sync", "append"):
+        with pytest.raises(UsageError, match="texts of attached files"):
+            build_database(open_source(one), db, settings=StoreSettings(), workers=0, **{how: True})
+    with pytest.raises(UsageError, match="would remove 2 emails"):
+        built(one, db, sync=True)
+    assert contents(db) == before
+    (one / "5.eml").write_bytes(mail(5))
+    assert built(one, db, append=True).added == 1
+    (one / "6.eml").write_bytes(mail(6))
+    (other / "6.eml").write_bytes(mail(6))
+    (tmp_path / "m.db").rename(tmp_path.with_suffix(".db"))  # out of the source of all
+    assert built(tmp_path, tmp_path.with_suffix(".db"), sync=True).added == 1  # nothing goes
+    (one / "6.eml").unlink()
+    (other / "6.eml").unlink()
+    assert built(tmp_path, tmp_path.with_suffix(".db"), sync=True).removed == 1  # the database is that source's
 
 
 def test_the_fingerprint_follows_what_is_removed(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ documents = Documents()
 
 _KINDS = dict.fromkeys(["text/plain", "text/csv", "text/markdown", "txt", "csv", "tsv", "md", "log"], "text")
 _KINDS |= dict.fromkeys(["text/html", "application/xhtml+xml", "html", "htm"], "html")
-_KINDS |= {"text/calendar": "calendar", "ics": "calendar"}
+_KINDS |= {"text/calendar": "calendar", "ics": "calendar"} | dict.fromkeys(["application/pdf", "pdf", "docx"], "paged")
 """How to read a file by its type, or else by the ending of its name."""
 
 
 def with_attachments(email: RawEmail) -> RawEmail:
     """Return an email whose body is followed by the text of its attached files. Defects: ``attachment_unread`` if no
     text of a file of a known kind can be read, ``attachment_cut`` if it is longer than ``MAX_CHARS``."""
-    texts, defects = [email.body], set(email.defects)
+    texts, defects = {"": email.body}, set(email.defects)
     for name, part in zip(email.attachments, email.files, strict=True):
         try:
             text = _text(name, part)
@@ -32,16 +32,17 @@ def with_attachments(email: RawEmail) -> RawEmail:
         elif text and text not in email.body:  # a file is the body where there is no other text
             if len(text) >= MAX_CHARS:
                 defects.add("attachment_cut")
-            texts.append(f"[Attachment: {name}]\n{text[:MAX_CHARS]}")
-    return replace(email, body="\n\n".join(filter(None, texts)), defects=tuple(sorted(defects)))
+            texts[text] = f"[Attachment: {name}]\n{text[:MAX_CHARS]}"  # once: an invitation may be inside and attached
+    return replace(email, body="\n\n".join(filter(None, texts.values())), defects=tuple(sorted(defects)))
 
 
 def _text(name: str, part: Part) -> str | None:
     """The text of a file: an empty one if it cannot be read, None if it is of no known kind."""
     content = part.decoded([])
-    if PDF_START in content[:1024] or (content.startswith(ZIP_START) and WORD_MEMBER.encode() in content):
-        return clean_text(documents.text(content))
     kind = _KINDS.get(part.get_content_type()) or _KINDS.get(name.rpartition(".")[2].lower())
+    is_word = content.startswith(ZIP_START) and WORD_MEMBER.encode() in content
+    if PDF_START in content[:1024] or is_word or kind == "paged":
+        return clean_text(documents.text(content)).replace("\u00ad", "")
     if kind is None:
         return None
     charset = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else part.charset
@@ -52,4 +53,4 @@ def _text(name: str, part: Part) -> str | None:
         text = html_to_text(text, [])
     elif kind == "calendar":  # RFC 5545: folded lines, escaped line ends and separators
         text = text.replace("\n ", "").replace("\n\t", "").replace("\\n", " ").replace("\\", "")
-    return clean_text(text).strip()
+    return clean_text(text).replace("\u00ad", "").strip()

@@ -36,6 +36,7 @@ PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
 """Each with the header of CMU's Enron release that has its names; no other has any."""
 THREAD = ("references", "in-reply-to")
+DELIVERED = ("delivered-to", "x-original-to")  # name the owner where a list or a blind copy brought the mail
 _ENVELOPE = re.compile(rb"From (?![ \t]*:)")  # of a message in an mbox
 _COUNTED = re.compile(rb"(\d{1,12}) *\n")
 """The first line of Apple Mail's .emlx: the length of the message, which is followed by other data."""
@@ -43,7 +44,7 @@ _MAIL_HEADER = re.compile(rb"^(from|to|date|message-id|subject|received)[ \t]*:"
 _FIRST_LINE = re.compile(rb"(?:\d{1,12} *\r?\n)?(?:[!-9;-~]{1,200}[ \t]*:|From )")
 _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
-    (*PEOPLE, *THREAD, "x-from", "x-to", "x-cc", "x-gmail-labels"),
+    (*PEOPLE, *THREAD, *DELIVERED, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
 _MAX_FIELD_NAME = 100
 _FOLD = re.compile(r"\n[ \t]+")
@@ -96,8 +97,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     head, _, body = raw.partition(b"\n\n")
     defects: list[str] = []
     try:
-        files: list[Part] = []
-        kind = ""
+        files, kind = list[Part](), ""
         if plain := _plain(head, body):
             headers, text = plain
         elif not raw.strip():
@@ -107,8 +107,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         else:
             headers, message = _mime(raw, defects)
             text, files, kind = _text_of(message, defects), [*message.files()], message.telling_kind()
-        names: dict[str, str] = {}
-        people: list[list[str]] = []
+        names, people = dict[str, str](), list[list[str]]()
         for field, listed in _FIELDS:
             value = headers.get(field, "")
             addresses, found = people_in(value, headers.get(listed, "")) if value else ((), {})
@@ -117,6 +116,9 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             if len(value) > MAX_ADDRESS_CHARS:
                 defects.append("long_header")
         bcc, cc, to, sender = people
+        for value in filter(None, map(headers.get, DELIVERED)):
+            if "@" in value and " " not in value:  # others name a list or a local mailbox
+                bcc += [each for each in people_in(value)[0] if not any(each in those for those in people)]
         date = parse_date(headers.get("date", ""))
         references = message_ids(" ".join([headers[name] for name in THREAD if name in headers]))
         machine = machine_of(headers, sender[0] if sender else "", kind)
@@ -131,7 +133,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("nul_bytes")
     if not sender:
         defects.append("no_sender")
-    message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text))
+    message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text.replace("\u00ad", "")))
     ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects))) if defects else ()
     shown = [shown_name(part.name) or part.get_content_type() for part in files]
     labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
@@ -252,8 +254,9 @@ class Part(Message):
             yield from part.leaves()
 
     def files(self) -> Iterator[Part]:
-        """Yield every attached file, but not the images that a text shows."""
+        """Yield every attached file and every invitation, but not the images that a text shows."""
         is_attached, kind = self.get_content_disposition() == "attachment", self.get_content_maintype()
+        is_attached |= self.depth > 0 and self.get_content_type() == "text/calendar"
         is_shown = kind == "image" and "content-id" in self and not is_attached
         if is_attached or (self.name and kind != "multipart" and not is_shown):
             yield self
@@ -284,10 +287,8 @@ class Part(Message):
         """The charset of a text part from its header or the HTML itself, or an empty string."""
         if self.get_content_maintype() != "text":
             return ""
-        label = self.parameter("charset")
-        if not label and (found := _META_CHARSET.search(self.body, 0, _META_BYTES)):
-            label = found[1].decode("ascii", "replace")
-        return label
+        found = None if (label := self.parameter("charset")) else _META_CHARSET.search(self.body, 0, _META_BYTES)
+        return found[1].decode("ascii", "replace") if found else label
 
     def decoded(self, defects: list[str]) -> bytes:
         """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
@@ -495,6 +496,4 @@ def _rank(part: Part, named: bool) -> int:
         return _PLAIN
     if subtype == "html":
         return _HTML
-    if not _DATA_SUBTYPE.fullmatch(subtype):
-        return _OTHER
-    return _NO_TEXT if named else _DATA
+    return (_NO_TEXT if named else _DATA) if _DATA_SUBTYPE.fullmatch(subtype) else _OTHER
