@@ -227,11 +227,10 @@ def with_names(mailbox: Mailbox, shown: dict[str, Any]) -> dict[str, Any]:
     if (email := mailbox.read(shown["message_id"])) is None:
         return shown
     place, more = mailbox.place_in_thread(email), dict[str, Any]()
-    is_hit = "snippet" in shown
-    if is_hit:
+    if "snippet" in shown:
         more |= {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
     more |= {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
-    if not is_hit:
+    if "snippet" not in shown:
         more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
     last = ("snippet", "body", "file_name")
     first = {field: _named(email, field, value) for field, value in shown.items() if field not in last}

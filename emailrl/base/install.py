@@ -28,15 +28,12 @@ def how(package: str, *options: str) -> str:
     known = requirements()
     own = next((each for each in known if each.name == package), None)
     together = [each for each in known if own and str(each.marker) == str(own.marker)]
-    named = [f"{each.name}{each.specifier}" for each in together if each is own or not is_installed(each.name)]
+    there = [each for each in together if each is not own and any(metadata.distributions(name=each.name))]
+    named = [f"{each.name}{each.specifier}" for each in together if each not in there]
     python = shlex.quote(sys.executable)  # a bare pip may be another Python's
     tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
     tool = "pipx runpip emailrl install" if "pipx" in Path(sys.prefix).parts else tool
     return f"{tool} {shlex.join([*options, *(named or [package])])}"
-
-
-def is_installed(package: str) -> bool:
-    return any(metadata.distributions(name=package))
 
 
 def requirements() -> list[Requirement]:

@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emailrl.base.errors import EmailRLError
-from emailrl.base.install import how, is_installed, requirements
+from emailrl.base.install import how, requirements
 from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
 from emailrl.cli.output import print_json, result_console, say
@@ -187,7 +187,7 @@ def _hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:
     if isinstance(torch, dict):
         gpus = torch["gpus"]
         yield Check("torch", "ok", f"{torch['version']}, CUDA {torch['cuda'] or 'not built in'}")
-    elif is_installed("torch"):
+    elif any(metadata.distributions(name="torch")):
         remedy = f"{how('torch', '--force-reinstall')}; other builds: https://pytorch.org/get-started"
         yield Check("torch", "broken", str(torch), remedy, essential=True)
     for number, gpu in enumerate(gpus):

@@ -113,8 +113,7 @@ def gen_db(
             )
     _print_next(everything, report.db, console)
     if json:
-        names = ("emails", "recipients", "skipped", "defects", "seconds", "db")
-        print_json({name: getattr(report, name) for name in names})
+        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
 
 
 def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:

@@ -2,10 +2,9 @@
 
 --verbose adds the prompt, the rubric and every token, colored by the loss mask. Sampled tokens show their
 log-probability and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
-run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory,
---json prints the trajectory, or the list, for programs. --html writes one page that opens in a
-browser without network: of the run if the path is its folder, else of the file, or with --index of that trajectory
-alone.
+run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory, --json
+prints the trajectory, or the list, for programs. --html writes one page that opens in a browser without network: of the
+run if the path is its folder, else of the file, or with --index of that trajectory alone.
 
 Examples:
 

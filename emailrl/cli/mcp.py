@@ -46,8 +46,7 @@ def mcp(
 
     settings = load_settings(overrides, trust=trust)
     own = find_inbox(settings.store.db, inbox)
-    # People search as open_mailbox does, by names and other spellings; ART-E's own search is for training.
-    agent = settings.agent.model_copy(update={"show_names": True})
+    agent = settings.agent.model_copy(update={"show_names": True})  # as people search; ART-E's is for training
     loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
     has_torch = settings.is_chat or isinstance(read_torch(), dict)
     with agent_mailbox(agent, settings.store.db, own, None) as mailbox:

@@ -121,8 +121,7 @@ def forget(inbox: str, folder: Path, agreed: Callable[[Forgotten], bool]) -> For
 
 
 def _files(folder: Path, left: dict[Path, str]) -> list[Path]:
-    """The regular files below; ``left`` gets devices and pipes. What links lead to is not below the folder, or a file
-    itself."""
+    """The regular files below, through no link; ``left`` gets devices and pipes."""
     found = []
     for parent, folders, names in os.walk(folder):
         for path in (Path(parent, name) for name in sorted([*folders, *names])):
