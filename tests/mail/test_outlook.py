@@ -160,7 +160,7 @@ def test_other_files_of_office_are_counted(tmp_path: Path, monkeypatch: pytest.M
     Ole.streams = properties("", 32, {}, {"001A001F": "IPM.Contact", "0037001F": "Ann"})
     assert email_of(CONTENT) == CONTENT
     monkeypatch.setitem(__import__("sys").modules, "olefile", None)
-    with pytest.raises(UsageError, match=r"\.msg\) needs olefile, .*pip install 'pypdf"):
+    with pytest.raises(UsageError, match=r"\.msg\) needs olefile, .*pip install 'olefile"):
         list(open_source(tmp_path))
 
 
