@@ -222,8 +222,10 @@ class MailEnvironment:
         self.rubric.sources_correct = self.rubric.attempted_answer and cites_sources(self.scenario, sources)
 
 
-def with_names(mailbox: Mailbox, shown: dict[str, Any]) -> dict[str, Any]:
-    """A hit or an email as it is shown, with names, place in the thread, attachments and kind of sender."""
+def with_names(mailbox: Mailbox, shown: Any) -> Any:
+    """A hit or an email, or several, as shown, with names, place in the thread, attachments and kind of sender."""
+    if isinstance(shown, list):
+        return [with_names(mailbox, each) for each in shown]
     if (email := mailbox.read(shown["message_id"])) is None:
         return shown
     place, more = mailbox.place_in_thread(email), dict[str, Any]()

@@ -19,7 +19,6 @@ from typer.core import TyperCommand, TyperGroup
 import emailrl
 from emailrl.base import process
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.base.install import how, requirements
 from emailrl.base.plain import cut, guard_streams, one_line, tell
 
 LONGEST_ERROR: Final = 2000  # in characters; the name of a tensor or a key may be a megabyte long
@@ -218,6 +217,8 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         result = 1
     except ImportError as error:
+        from emailrl.base.install import how, requirements  # reads packages' metadata, which a good start need not
+
         if (name := (error.name or "").partition(".")[0]) == "emailrl":
             raise
         if isinstance(error, ModuleNotFoundError) and name in [each.name for each in requirements()]:

@@ -156,14 +156,11 @@ def examine_packages() -> Iterable[Check]:
         extra = str(item.marker or "").partition('"')[2].rstrip('"')  # of: extra == "mcp"
         if extra in DEVELOPERS:
             continue
-        version, remedy = next((each.version for each in metadata.distributions(name=item.name)), None), how(item.name)
-        status: Status = "note"
-        if version is None:
-            status, found = "note" if extra else "missing", "not installed"
-        elif not item.specifier.contains(version, prereleases=True):
-            found = f"{version}, expected {item.specifier}"
-        else:
-            status, found, remedy = "ok", version, ""
+        version = next((each.version for each in metadata.distributions(name=item.name)), None)
+        fits = version is not None and item.specifier.contains(version, prereleases=True)
+        status: Status = "ok" if fits else "note" if version or extra else "missing"
+        found = f"{version}, expected {item.specifier}" if version and not fits else version or "not installed"
+        remedy = "" if fits else how(item.name)
         yield Check(item.name, status, found, remedy, not extra, f"extra {extra}" if extra else "")
 
 

@@ -90,9 +90,7 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
         except (ToolError, EmailRLError) as error:
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
         if name != "ask":
-            found = (
-                [with_names(mailbox, each) for each in found] if isinstance(found, list) else with_names(mailbox, found)
-            )
+            found = with_names(mailbox, found)
         value = {"emails": found} if isinstance(found, list) else found
         framed = FRAMED.format(nonce=secrets.token_hex(8), content=to_json(value))
         return types.CallToolResult(content=[types.TextContent(text=framed)], structured_content=value)

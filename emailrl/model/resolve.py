@@ -314,7 +314,7 @@ def _convert(name: str, source: Source) -> Path:
             if not folder.is_dir():
                 tell(f"Preparing {name} from {source.origin} (once, 270 MB in {folder})")
                 model, tokenizer = _read(name, source)
-                with new_folder(folder, "XDG_CACHE_HOME") as beside, writing_tensors(beside):
+                with new_folder(folder.resolve(), "XDG_CACHE_HOME") as beside, writing_tensors(beside):
                     model.to(torch.bfloat16).save_pretrained(beside)
                     tokenizer.save_pretrained(beside)
                     share_files(beside)
