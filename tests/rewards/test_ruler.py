@@ -178,7 +178,7 @@ def test_the_first_reply_says_what_the_others_may_cost(serve: Serve, tmp_path: P
     texts = {text * (1 + number): str(number) for number in range(6) for text in "ab"}
     stub = serve(scoring(dict.fromkeys(texts, 0.5)), usage={"cost": 0.04})  # any of them may be the first
     groups = [attempt(n, text, group=group) for n, (text, group) in enumerate(texts.items())]
-    with pytest.raises(CostReached, match="1 request cost"):
+    with pytest.raises(CostReached):
         score(stub, tmp_path, groups, Bill(0.1))
     assert len(stub.requests) < 4  # all at once they would have been 6
 
