@@ -259,6 +259,23 @@ def test_packed_weights_and_guesses_change_no_token(
         assert engine.steps < sum(len(completion.token_ids) for _, completion in dialogue.asked) - 20
 
 
+def test_a_bf16_model_that_only_samples_guesses_too(
+    make_model: Callable[..., Qwen3ForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens may differ where two are equally likely: a pass over several rounds otherwise than one over each."""
+    monkeypatch.setattr(passes, "LARGE_FROM", 0)
+    model = make_model().bfloat16()
+    engine = TransformersEngine(model, [STOP], max_rows=1, max_model_len=150, trains=False)
+    request = Request("one", SamplingParams(60, temperature=0), prompt(1, 20) * 2)
+    completion = engine.generate([request])[0]
+    assert engine.steps < len(completion.token_ids) - 5
+    ids = torch.tensor([request.prompt_ids + completion.token_ids])
+    expected = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].float().log_softmax(-1)
+    logprobs = torch.tensor(completion.logprobs)
+    assert torch.allclose(logprobs, expected.gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0], atol=0.05)
+    assert torch.allclose(logprobs, expected.amax(-1), atol=0.05)
+
+
 def linear(model: torch.nn.Module) -> list[torch.nn.Linear]:
     return [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
 

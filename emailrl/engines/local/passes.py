@@ -5,7 +5,7 @@ seed and logits, not on the rest of the batch. Small models get a separate copy 
 faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
 accumulate. Large models are used directly, with the version's adapter active while sampling.
 
-A model that only samples, on a CPU, is bound by reading its weights. There its layers multiply by float16 weights,
+A model that only samples, on a CPU, is bound by reading its weights. There float32 layers multiply by float16 weights,
 which hold bf16 ones exactly down to 2⁻¹⁷ and whose products are summed in float32, and conversations guess their next
 tokens by prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding). A pass checks all guesses
 of a conversation at once, and each token is still the one that its logits and uniform number choose."""
@@ -40,16 +40,16 @@ from emailrl.model.shard import is_sharded
 
 SAMPLER = "sampler"  # the adapter besides the trainer's
 UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
-PACKED_ROWS = 6  # as many tokens as the kernel for float16 weights multiplies by each weight that it reads
+AT_ONCE = 6  # as many tokens as fbgemm's kernel for float16 weights multiplies by each it reads; oneDNN's for bf16: 16
 ALIKE = 3  # tokens that a guess's beginning has in common with the end of the conversation
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many tokens cost as much as one more pass
 
 
 class MergedWeights:
     """A model that shares the frozen base's tensors, except those an adapter changes. With ``packs``, its linear layers
-    multiply by float16 copies of them."""
+    multiply by float16 copies of them. ``at_once`` tokens take about as long as one."""
 
-    def __init__(self, base: nn.Module, *, packs: bool = False) -> None:
+    def __init__(self, base: nn.Module, *, packs: bool = False, at_once: int = 1) -> None:
         frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
         disable_fused(self.model)
@@ -59,7 +59,7 @@ class MergedWeights:
                 self.model.set_submodule(name, module.get_base_layer())
         self.model.eval()
         self._frozen: dict[str, Tensor] = {}
-        self.packs, self._packed = packs, False
+        self.packs, self.at_once, self._packed = packs, at_once, False
 
     def load(self, path: Path | None) -> None:
         """Compute the version's weights from the frozen ones in float32, rounded once."""
@@ -87,7 +87,7 @@ class MergedWeights:
 class SharedWeights:
     """The trainer's own model, with the version's adapter next to the one in training."""
 
-    packs = False
+    at_once = 1
 
     def __init__(self, model: nn.Module) -> None:
         self.model: PreTrainedModel = model  # type: ignore[assignment]
@@ -153,9 +153,10 @@ def sampling_weights(model: nn.Module, *, trains: bool = True) -> Weights:
     size = sum(parameter.numel() for parameter in base.parameters())
     if not merges(size, quantized=quantized) or is_sharded(base):
         return SharedWeights(model)
-    on_cpu = device_of(base).type == "cpu" and base.dtype == torch.float32
-    can_pack = "fbgemm" in torch.backends.quantized.supported_engines
-    return MergedWeights(base, packs=not trains and size >= LARGE_FROM and on_cpu and can_pack)
+    if trains or size < LARGE_FROM or device_of(base).type != "cpu":
+        return MergedWeights(base)
+    packs = base.dtype == torch.float32 and "fbgemm" in torch.backends.quantized.supported_engines
+    return MergedWeights(base, packs=packs, at_once=AT_ONCE if packs or base.dtype == torch.bfloat16 else 1)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -360,9 +361,9 @@ class Passes:
     def _guess(self, row: Conversation, rows: int) -> list[int]:
         """What followed where the conversation last had its latest tokens, up to a stop token; nothing if the model
         would take longer over more tokens, or no block is free for them."""
-        most = min(PACKED_ROWS // rows - 1, row.request.sampling.max_tokens - len(row.logprobs) - 1)
+        most = min(self._weights.at_once // rows - 1, row.request.sampling.max_tokens - len(row.logprobs) - 1)
         most = min(most, self._last_position - len(row.tokens))
-        if not self._weights.packs or most < 1:
+        if most < 1:
             return []
         guess = looked_up(row.tokens, most)
         stop = next((place for place, token in enumerate(guess) if token in self._stop_ids), len(guess))
