@@ -52,7 +52,10 @@ def warn(*lines: str) -> None:
 
 
 def say_loading(settings: PolicySettings, *names: str) -> None:
-    """Announce the delay of loading these models; EmailRLError first if the base model of one of smol is missing."""
+    """Announce the delay of loading these models; first, ImportError if torch is missing or broken, EmailRLError if the
+    base model of one of smol is missing."""
+    import torch  # noqa: F401
+
     from emailrl.model.resolve import check_base
 
     for name in names:

@@ -15,6 +15,7 @@ import emailrl
 from emailrl.agent.task import with_names
 from emailrl.agent.tools import EMAIL_NOT_FOUND, call_tool, to_json, tool_schemas
 from emailrl.base.errors import EmailRLError, ToolError
+from emailrl.base.install import explained
 
 if TYPE_CHECKING:
     from emailrl.agent.email_agent import Answer
@@ -87,7 +88,8 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
                 found = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
             elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
                 raise ToolError("No email of this mailbox has this message id.")
-        except (ToolError, EmailRLError) as error:
+        except (ToolError, EmailRLError, ImportError) as error:
+            error = explained(error) if isinstance(error, ImportError) else error
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
         if name != "ask":
             found = with_names(mailbox, found)
