@@ -49,8 +49,7 @@ def mcp(
     agent = settings.agent.model_copy(update={"show_names": True})  # as people search; ART-E's is for training
     loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
     with agent_mailbox(agent, settings.store.db, own, None) as mailbox:
-        can_ask = settings.is_chat or find_spec("torch")
-        ask = (lambda question: loaded().answer(question, own)) if can_ask else None
+        ask = (lambda question: loaded().answer(question, own)) if settings.is_chat or find_spec("torch") else None
         server = build_server(mailbox, agent, ask)
         if not http:
             say("Serving MCP on stdin and stdout.")

