@@ -8,7 +8,6 @@ Examples:
 \b
   emailrl export --format merged --out mail-agent
   emailrl export --checkpoint smol --format gguf
-  emailrl export --push-to-hub ann/mail-agent
   emailrl export --questions mail_questions.jsonl --push-to-hub ann/questions
 """
 

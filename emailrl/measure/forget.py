@@ -144,9 +144,8 @@ def _sort(path: Path, traces: _Traces, done: Forgotten) -> None:
     try:
         if not (count := sum(map(traces.are_in, _pieces(path)))):
             return
-        is_ours = path.with_name(MARKER).is_file() or (
-            path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path)))
-        )
+        is_ours = path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path)))
+        is_ours = is_ours or path.with_name(MARKER).is_file()  # in an export
     except (*BROKEN, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         done.left[path] = f"cannot be unpacked: {error}"
         return
