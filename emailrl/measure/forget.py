@@ -33,7 +33,7 @@ _RUN: Final = 6  # words of a quotation
 _GZIP, _ZSTANDARD, _ZIP, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\3\4", b"PAR1"
 _PIECE, _OVERLAP, _START = 1 << 26, 1 << 12, 1 << 12  # bytes read at once; read again; that have no NUL in text
 _LINED: Final = (".jsonl", "/training.log")
-_WRITTEN: Final = (".eval", ".html", ".json", ".jsonl")
+_WRITTEN: Final = ("", ".eval", ".html", ".json", ".jsonl")
 _OURS: Final = re.compile(
     rb'"agent":\{"name":"emailrl"|"harness":"emailrl"|"packages":\{"emailrl"|\A\{"inbox": "|<script [^>]*id="run">'
 )
