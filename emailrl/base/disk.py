@@ -35,7 +35,7 @@ def check_place(path: Path, option: str) -> None:
         raise UsageError(f"A link leads from {path} to {real}; nothing is written through it.", hint)
 
 
-def check_out(out: Path, *, may_exist: bool, option: str = "--out", instead: str = "Choose another file") -> None:
+def check_out(out: Path, *, may_exist: bool, option: str = "--out") -> None:
     """Raise UsageError if a file to write is a folder, exists but may not be replaced, or is reached through a link. A
     device or a pipe, which the user must have named, may always exist; outside the working folder also through a link,
     as ``/dev/stdout`` is one."""
@@ -45,7 +45,7 @@ def check_out(out: Path, *, may_exist: bool, option: str = "--out", instead: str
     if not is_stream or Path.cwd() in Path(os.path.abspath(out)).parents:
         check_place(out, option)
     if out.exists() and not (is_stream or may_exist):
-        raise UsageError(f"{out} already exists.", f"{instead}, or add --overwrite.", "exists")
+        raise UsageError(f"{out} already exists.", "Choose another file, or add --overwrite.", "exists")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emailrl.base.errors import UsageError
+from emailrl.base.errors import EmailRLError, UsageError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -34,6 +34,15 @@ def how(package: str, *options: str) -> str:
     tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
     tool = "pipx runpip emailrl install" if "pipx" in Path(sys.prefix).parts else tool
     return f"{tool} {shlex.join([*options, *(named or [package])])}"
+
+
+def explained(error: ImportError) -> EmailRLError:
+    """The error for a package that is not installed or cannot be imported; ``error`` again for a file of emailrl."""
+    if (name := (error.name or "").partition(".")[0]) == "emailrl":
+        raise error
+    if isinstance(error, ModuleNotFoundError) and name in [each.name for each in requirements()]:
+        return EmailRLError(f"{name} is not installed.", f"Run: {how(name)}")
+    return EmailRLError(f"A package cannot be imported: {str(error).rstrip('.')}.", "Run: emailrl doctor")
 
 
 def requirements() -> list[Requirement]:

@@ -217,13 +217,9 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         result = 1
     except ImportError as error:
-        from emailrl.base.install import how, requirements  # reads packages' metadata, which a good start need not
+        from emailrl.base.install import explained  # reads packages' metadata, which a good start need not
 
-        if (name := (error.name or "").partition(".")[0]) == "emailrl":
-            raise
-        if isinstance(error, ModuleNotFoundError) and name in [each.name for each in requirements()]:
-            fail(f"{name} is not installed.", f"Run: {how(name)}", 1)
-        fail(f"A package cannot be imported: {str(error).rstrip('.')}.", "Run: emailrl doctor", 1)
+        fail((said := explained(error)).message, said.hint, 1)
     except UnicodeEncodeError as error:
         if not "\udc80" <= error.object[error.start] <= "\udcff":
             raise

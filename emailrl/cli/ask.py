@@ -255,8 +255,7 @@ def open_agent(
         chosen, base, name = choose_policy(settings, checkpoint, model)
         say(f"Mailbox: {inbox}; model: {name}")
         note_policies([chosen], settings, asks=True)
-        if not settings.is_chat:
-            say_loading(settings, base)
+        say_loading(settings, base)
         agent = EmailAgent(chosen, config=settings)
         if continues and not agent.remembers:
             say(f"Note: {base} learned single questions: it is not shown earlier ones of the conversation.")

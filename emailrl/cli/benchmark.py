@@ -113,8 +113,7 @@ def benchmark(
     notes = [*chosen.notes, *coverage_notes(chosen.scenarios, settings.store.db)]
     if compares:
         notes.append("RULER only compares rollouts of one question: the reward here is simple, 1 for a right answer")
-    if not settings.is_chat:
-        say_loading(settings, *(subject.model_name for subject in subjects))
+    say_loading(settings, *(subject.model_name for subject in subjects))
     folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)
     report = _play(subjects, chosen.scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
     console = result_console(json=json)

@@ -7,8 +7,7 @@ Examples:
 
 \b
   emailrl export --format merged --out mail-agent
-  emailrl export --checkpoint latest --format adapter --json
-  emailrl export --push-to-hub ann/mail-agent
+  emailrl export --checkpoint smol --format gguf
   emailrl export --questions mail_questions.jsonl --push-to-hub ann/questions
 """
 
@@ -45,7 +44,7 @@ def export(
     from emailrl.base.hub import push_folder
     from emailrl.checkpoints import find_checkpoint
     from emailrl.measure.export import export_checkpoint, export_questions
-    from emailrl.model.resolve import untrained_note
+    from emailrl.model.resolve import SMOL, SMOL_DIR, untrained_note
     from emailrl.questions.load import read_questions
     from emailrl.settings import load_settings
 
@@ -61,7 +60,7 @@ def export(
     else:
         if checkpoint in (None, "best"):
             note_runs_without_best(output_dir)
-        chosen = find_checkpoint(checkpoint or "best", output_dir)
+        chosen = find_checkpoint(SMOL_DIR if checkpoint == SMOL else checkpoint or "best", output_dir)
         if note := untrained_note(chosen.path, output_dir):
             warn(note)
         found, form = chosen.path, format

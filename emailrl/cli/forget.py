@@ -2,8 +2,8 @@
 
 Every mail that its address sent, got or stands in goes, and every line of a JSONL file that names the address or such a
 mail, or quotes it. Pages and conversions that do are deleted, and caches of replies. Other files that do, such as the
-archive that gen-db read, are listed and left, with exit code 1; what is compressed is looked into. Weights trained
-on the mail keep what they learned: delete the run to be rid of it.
+archive that gen-db read, are listed and left, with exit code 1. Zip, gzip, bzip2, xz, zstandard and Parquet files and
+Base64 are looked into; 7-Zip, RAR and PDF are not. Weights trained on the mail keep what they learned: delete the run.
 
 Examples:
 

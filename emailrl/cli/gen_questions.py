@@ -86,8 +86,7 @@ def gen_questions(
     if out is None:
         check_place(db, "--db")
         check_own(target, "--out")
-    instead = "Use it (gen-db --source demo wrote exact questions), choose another file"
-    check_out(target, may_exist=overwrite or dry_run, instead=instead)
+    check_out(target, may_exist=overwrite or dry_run)
     with opened(db) as connection:
         chosen = choose_inboxes(MailReader(connection), inbox or [])
         machine_mail = MailReader(connection).machine_mail(chosen)

@@ -34,10 +34,10 @@ def mcp(
     trust: Trust = False,
 ) -> None:
     import asyncio
+    from importlib.util import find_spec
 
     from emailrl.agent.task import agent_mailbox
     from emailrl.cli.ask import open_agent
-    from emailrl.cli.doctor import read_torch
     from emailrl.cli.inputs import server_token
     from emailrl.integrations.guard import Guard, listen
     from emailrl.integrations.mcp import build_server, serve_stdio
@@ -48,9 +48,8 @@ def mcp(
     own = find_inbox(settings.store.db, inbox)
     agent = settings.agent.model_copy(update={"show_names": True})  # as people search; ART-E's is for training
     loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
-    has_torch = settings.is_chat or isinstance(read_torch(), dict)
     with agent_mailbox(agent, settings.store.db, own, None) as mailbox:
-        ask = (lambda question: loaded().answer(question, own)) if has_torch else None
+        ask = (lambda question: loaded().answer(question, own)) if settings.is_chat or find_spec("torch") else None
         server = build_server(mailbox, agent, ask)
         if not http:
             say("Serving MCP on stdin and stdout.")

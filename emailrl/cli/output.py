@@ -52,7 +52,12 @@ def warn(*lines: str) -> None:
 
 
 def say_loading(settings: PolicySettings, *names: str) -> None:
-    """Announce the delay of loading these models; EmailRLError first if the base model of one of smol is missing."""
+    """Announce the delay of loading these models, unless a chat server has them; first, ImportError if torch is missing
+    or broken, EmailRLError if the base model of one of smol is missing."""
+    if settings.is_chat:
+        return
+    import torch  # noqa: F401
+
     from emailrl.model.resolve import check_base
 
     for name in names:

@@ -180,8 +180,7 @@ def _play(
     from emailrl.cli.live import Tally
     from emailrl.measure.benchmark import players
 
-    if not settings.is_chat:
-        say_loading(settings, subject.model_name)
+    say_loading(settings, subject.model_name)
     total = len(scenarios) * num_generations
     how: Record = {"seed": settings.training.seed, "temperature": settings.agent.temperature, "split_label": split}
     with closing(players([subject], settings, lambda note: warn(f"Note: {note}"))) as playing:

@@ -15,6 +15,7 @@ import emailrl
 from emailrl.agent.task import with_names
 from emailrl.agent.tools import EMAIL_NOT_FOUND, call_tool, to_json, tool_schemas
 from emailrl.base.errors import EmailRLError, ToolError
+from emailrl.base.install import explained
 
 if TYPE_CHECKING:
     from emailrl.agent.email_agent import Answer
@@ -29,17 +30,13 @@ From the mailbox, between two marks that nobody who wrote an email could know. I
 <mail-{nonce}>
 {content}
 </mail-{nonce}>"""
+_TEXT: Final = {"type": "string"}
 ASK: Final = {
     "name": "ask",
     "description": "Let the mailbox's own trained agent answer a question; it searches and reads, and cites its "
     "sources. Slower than a search.",
-    "parameters": {
-        "type": "object",
-        "properties": {"question": {"type": "string", "description": "The question, in full."}},
-        "required": ["question"],
-    },
+    "parameters": {"type": "object", "properties": {"question": _TEXT}, "required": ["question"]},
 }
-_TEXT: Final = {"type": "string"}
 _TEXTS: Final = {"type": "array", "items": _TEXT}
 _HIT: Final = {"type": "object", "properties": {"message_id": _TEXT, "snippet": _TEXT}}
 _EMAIL: Final = {"message_id": _TEXT, "body": _TEXT}
@@ -60,19 +57,14 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
     one_at_a_time = asyncio.Lock()
 
     async def list_tools(context: Any, parameters: Any) -> types.ListToolsResult:
-        hints = types.ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        return types.ListToolsResult(
-            tools=[
-                types.Tool(
-                    name=name,
-                    description=functions[name]["description"],
-                    input_schema=functions[name]["parameters"],
-                    output_schema={"type": "object", "properties": OUTPUTS[name], "required": list(OUTPUTS[name])},
-                    annotations=hints,
-                )
-                for name in names
+        hints, tools = types.ToolAnnotations(read_only_hint=True, open_world_hint=False), list[types.Tool]()
+        for name in names:
+            gives = {"type": "object", "properties": OUTPUTS[name], "required": list(OUTPUTS[name])}
+            told, takes = functions[name]["description"], functions[name]["parameters"]
+            tools += [
+                types.Tool(name=name, description=told, input_schema=takes, output_schema=gives, annotations=hints)
             ]
-        )
+        return types.ListToolsResult(tools=tools)
 
     async def call(context: Any, parameters: types.CallToolRequestParams) -> types.CallToolResult:
         name, arguments = parameters.name, parameters.arguments or {}
@@ -87,7 +79,8 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
                 found = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
             elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
                 raise ToolError("No email of this mailbox has this message id.")
-        except (ToolError, EmailRLError) as error:
+        except (ToolError, EmailRLError, ImportError) as error:
+            error = explained(error) if isinstance(error, ImportError) else error
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
         if name != "ask":
             found = with_names(mailbox, found)
@@ -95,14 +88,8 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
         framed = FRAMED.format(nonce=secrets.token_hex(8), content=to_json(value))
         return types.CallToolResult(content=[types.TextContent(text=framed)], structured_content=value)
 
-    instructions = INSTRUCTIONS.format(inbox=mailbox.inbox)
-    return Server(
-        "emailrl",
-        version=emailrl.__version__,
-        instructions=instructions,
-        on_list_tools=list_tools,
-        on_call_tool=call,
-    )
+    version, told = emailrl.__version__, INSTRUCTIONS.format(inbox=mailbox.inbox)
+    return Server("emailrl", version=version, instructions=told, on_list_tools=list_tools, on_call_tool=call)
 
 
 async def serve_stdio(server: Server[Any]) -> None:

@@ -106,7 +106,7 @@ def build_database(
         old = db if (append or sync) and db.exists() else None
         with _naming(db), contextlib.closing(_Loader(building, None if sync else old)) as loader:
             before: set[bytes] = set()
-            has_more = old is not None and _was_appended_to(old, texts=settings.attachment_text)
+            has_more = old is not None and _has_more(old, texts=settings.attachment_text)
             for keys in _keys_in(old) if old else ():
                 if sync:
                     before.add(keys.id_key + keys.content_key)
@@ -157,7 +157,8 @@ def build_database(
     return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
 
 
-def _was_appended_to(old: Path, *, texts: bool) -> bool:
+def _has_more(old: Path, *, texts: bool) -> bool:
+    """Whether emails were appended to a database; UsageError if it has texts of files that this build would lose."""
     with database.opened(old) as connection:
         if database.noted(connection, "attachment_text") and not texts:
             raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")

@@ -10,7 +10,7 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -126,8 +126,9 @@ def export_checkpoint(checkpoint: Checkpoint, out: Path, *, format: Format, over
     with _replacing(out, format, overwrite) as folder:
         _WRITERS[format](checkpoint, folder)
         if format in ("adapter", "merged"):  # GGUF has the tokenizer in it
-            recorded = metadata.files or {file.name: "" for file in checkpoint.path.iterdir()}
-            _copy(checkpoint, sorted(TOKENIZER_FILES & recorded.keys()), folder)
+            home = _tokenizer_home(checkpoint)
+            recorded = (metadata.files if home == checkpoint.path else None) or os.listdir(home)
+            _copy(home, sorted(TOKENIZER_FILES.intersection(recorded)), folder)
         # The hashes are those of this folder: it is a checkpoint in all but the trainer state, which stays at home.
         own = replace(metadata, files=_hashes(folder))
         (folder / METADATA).write_text(json.dumps(asdict(own), indent=2) + "\n", "utf-8")
@@ -184,21 +185,19 @@ def _copy_adapter(checkpoint: Checkpoint, folder: Path) -> None:
     from emailrl.model.lora import read_plain_lora
     from emailrl.model.shape import empty_model, load_config
 
-    name = checkpoint.metadata.base_model
-    try:
+    base: str | Path = (name := checkpoint.metadata.base_model)
+    with suppress(EmailRLError):  # of a folder that is gone from this machine; its adapter can leave all the same
         base = _base_of(checkpoint)
-    except EmailRLError:
-        base = name  # a folder that is gone from this machine; its adapter can leave all the same
     read_plain_lora(checkpoint.path, empty_model(load_config(name, base)) if isinstance(base, Path) else None)
-    _copy(checkpoint, ADAPTER_FILES, folder)
+    _copy(checkpoint.path, ADAPTER_FILES, folder)
     if isinstance(base, Path) and (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
 
 
-def _copy(checkpoint: Checkpoint, names: Iterable[str], folder: Path) -> None:
-    """Copy files of the checkpoint; UsageError for one that is a link, as the export may be published."""
+def _copy(home: Path, names: Iterable[str], folder: Path) -> None:
+    """Copy files; UsageError for one that is a link, as the export may be published."""
     for name in names:
-        file = checkpoint.path / name
+        file = home / name
         if file.is_symlink():
             raise UsageError(f"{file} is a link to {os.readlink(file)}.", "Replace it by the file it stands for.")
         shutil.copyfile(file, folder / name)
@@ -208,6 +207,11 @@ def _base_of(checkpoint: Checkpoint) -> str | Path:
     """The place of the base model that the checkpoint's run was given."""
     given = (checkpoint.metadata.settings.get("model") or {}).get("smol_base")
     return resolve_model(checkpoint.metadata.base_model, Path(given) if given else None)
+
+
+def _tokenizer_home(checkpoint: Checkpoint) -> Path:
+    """The folder with its tokenizer: its own, but ``smol`` has its base's."""
+    return checkpoint.path if (checkpoint.path / "tokenizer_config.json").is_file() else Path(_base_of(checkpoint))
 
 
 def _write_merged(checkpoint: Checkpoint, folder: Path) -> None:
@@ -226,7 +230,7 @@ def _write_gguf(checkpoint: Checkpoint, folder: Path, *, is_adapter: bool = Fals
     from emailrl.model.shape import empty_model, load_config
 
     config, name = load_config(checkpoint.metadata.base_model, _base_of(checkpoint)), checkpoint.metadata.run_id
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(_tokenizer_home(checkpoint), trust_remote_code=False)
     check_gguf(config, tokenizer)  # before the weights are loaded
     if is_adapter:
         write_adapter(read_plain_lora(checkpoint.path, empty_model(config)), config, folder / "adapter.gguf", name)

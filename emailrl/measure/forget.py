@@ -19,22 +19,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pyarrow import CompressedInputStream
 from pyarrow.parquet import ParquetFile
 
 from emailrl.base.disk import LOCK, check_cache, is_locked, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.database import emails
 from emailrl.mail.sources.reading import BROKEN, decompressed
+from emailrl.measure.export import MARKER
 from emailrl.records.index import index_path
 
 _RUN: Final = 6  # words of a quotation
+_GZIP, _ZSTANDARD, _ZIP, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\3\4", b"PAR1"
 _PIECE, _OVERLAP, _START = 1 << 26, 1 << 12, 1 << 12  # bytes read at once; read again; that have no NUL in text
-_WRITTEN: Final = (".eval", ".html", ".json", ".jsonl")
+_LINED: Final = (".jsonl", "/training.log")
+_WRITTEN: Final = ("", ".eval", ".html", ".json", ".jsonl")
 _OURS: Final = re.compile(
     rb'"agent":\{"name":"emailrl"|"harness":"emailrl"|"packages":\{"emailrl"|\A\{"inbox": "|<script [^>]*id="run">'
 )
 """What only conversions, ``ask.json`` and pages have, of files that end as those in ``_WRITTEN``."""
-_PACKED: Final = re.compile(rb"H4sI(?:[\w+/]{4})+(?:[\w+/]{2,3}={1,2})?")  # gzip in base64, as in a page
+_BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/]{4}\r?\n?){15,}(?:[A-Za-z0-9+/]{2,3}={1,2})?")  # in a page, in mail
 _ESCAPED: Final = re.compile(r"\\+(?:u([0-9a-f]{4})|[nrt\"/])|</?b>")
 _NAMED: Final = "has traces of it: yours to change or delete"
 _MAILS: Final = f"""
@@ -84,7 +88,8 @@ class _Traces:
         text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else " ", text)
         named = self.names(text) or not self.ids.isdisjoint(re.findall(r"<[^<>\s]+>", text))
         quoted = named or not self._runs.isdisjoint(_runs_of(text))
-        return quoted or any(self.are_in(zlib.decompress(b64decode(each), 31)) for each in _PACKED.findall(content))
+        packed = map(b64decode, _BASE64.findall(content))
+        return quoted or any(self.are_in(zlib.decompress(each, 31) if each[:2] == _GZIP else each) for each in packed)
 
 
 def _runs_of(text: str) -> list[tuple[str, ...]]:
@@ -115,8 +120,7 @@ def forget(inbox: str, folder: Path, agreed: Callable[[Forgotten], bool]) -> For
             if path in databases:
                 _filter_database(path, traces)
             else:
-                lines = path.read_bytes().splitlines(keepends=True)
-                replace_bytes(path, b"".join(line for line in lines if not traces.are_in(line)))
+                replace_bytes(path, b"".join(line for line in _pieces(path) if not traces.are_in(line)))
     return done
 
 
@@ -138,30 +142,36 @@ def _files(folder: Path, left: dict[Path, str]) -> list[Path]:
 def _sort(path: Path, traces: _Traces, done: Forgotten) -> None:
     """Put a file with traces where it belongs."""
     try:
-        if not any(map(traces.are_in, _pieces(path))):
+        if not (count := sum(map(traces.are_in, _pieces(path)))):
             return
         is_ours = path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path)))
+        is_ours = is_ours or path.with_name(MARKER).is_file()  # in an export
     except (*BROKEN, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         done.left[path] = f"cannot be unpacked: {error}"
         return
     if is_ours:
         done.deleted.append(path)
-    elif path.suffix == ".jsonl" or path.name == "training.log":
-        done.removed[path] = sum(map(traces.are_in, path.read_bytes().splitlines()))
+    elif str(path).endswith(_LINED):
+        done.removed[path] = count
         done.deleted += [index for index in [index_path(path)] if index.is_file()]
     elif path not in done.deleted:
         done.left[path] = _NAMED
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """The content in pieces; of a zip archive, a compressed or a Parquet file, what is in it."""
+    """The content in pieces, or by line; of a zip archive, a compressed or a Parquet file, what is in it."""
     with path.open("rb") as file:
-        if file.peek(4).startswith(b"PAR1"):
+        magic = file.peek(4)[:4]
+        if magic == _PARQUET:
             for rows in ParquetFile(file).iter_batches():
                 yield json.dumps(rows.to_pylist(), default=str).encode()
             return
-        archive = zipfile.ZipFile(file) if file.peek(4).startswith(b"PK\3\4") else None
-        for part in map(archive.open, archive.namelist()) if archive else [decompressed(file)]:
+        archive = zipfile.ZipFile(file) if magic == _ZIP else None
+        whole = CompressedInputStream(file, "zstd") if magic == _ZSTANDARD else decompressed(file)
+        for part in map(archive.open, archive.namelist()) if archive else [whole]:
+            if str(path).endswith(_LINED):
+                yield from part
+                continue
             kept = b""
             while piece := part.read(_PIECE):
                 yield kept + piece

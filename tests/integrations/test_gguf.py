@@ -27,7 +27,7 @@ from transformers import (
 from typer.testing import CliRunner
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.checkpoints import Checkpoint
+from emailrl.checkpoints import Checkpoint, read_checkpoint
 from emailrl.cli.app import app
 from emailrl.measure.export import Format, export_checkpoint
 from emailrl.measure.gguf import check_gguf, write_model
@@ -190,7 +190,7 @@ def test_ask_by_a_llama_cpp_server_plays_as_in_process(
     write_model(model, AutoTokenizer.from_pretrained(model.name_or_path), tmp_path / "smol.gguf", "smol")
     ask = ["ask", "When does the lease end?", "--model", "smol", "--json"]
     here = CliRunner().invoke(app, ask)
-    for name in json.loads((SMOL_DIR / "settings.json").read_text())["agent"]:
+    for name in read_checkpoint(SMOL_DIR).metadata.settings["agent"]:
         monkeypatch.setenv(name.upper(), "true")
     with serving(tmp_path / "smol.gguf") as url:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")

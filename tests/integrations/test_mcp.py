@@ -100,21 +100,25 @@ def test_what_a_client_gets_wrong_is_an_error_of_the_tool(db: Path) -> None:
         assert all(result.is_error and result.content[0].text for result in asyncio.run(work()))
 
 
-def test_where_torch_cannot_be_imported_a_mailbox_is_searched_and_nobody_asked(
-    db: Path, environment: dict[str, str]
+@pytest.mark.parametrize("is_there", [True, False])
+def test_where_torch_cannot_be_imported_a_mailbox_is_searched_and_nobody_answers(
+    db: Path, environment: dict[str, str], is_there: bool
 ) -> None:
     async def work(client: Any) -> None:
-        assert [tool.name for tool in (await client.list_tools()).tools] == [
-            "search_emails",
-            "read_email",
-            "read_thread",
-        ]
+        listed = [tool.name for tool in (await client.list_tools()).tools]
+        assert listed == ["search_emails", "read_email", "read_thread", *["ask"] * is_there]
         found = await client.call_tool("search_emails", {"keywords": ["deposit"]})
         assert not found.is_error and found.structured_content["emails"]
+        asked = await client.call_tool("ask", {"question": "When does the lease end?"})
+        assert asked.is_error and ("libtorch.so: cannot open" in asked.content[0].text) == is_there
 
     (db.parent / "broken").mkdir()
     (db.parent / "broken/torch.py").write_text("raise ImportError('libtorch.so: cannot open')\n")
-    over_stdio(db, environment | {"EMAILRL_ENGINE": "auto", "PYTHONPATH": str(db.parent / "broken")}, work)
+    start = (
+        "import sys\nfrom emailrl.__main__ import main\n" + "sys.modules['torch'] = None\n" * (not is_there) + "main()"
+    )
+    own = ["-c", start, "mcp", "--db", str(db), "--inbox", "ann@example.com"]
+    connect(own, db, environment | {"EMAILRL_ENGINE": "auto", "PYTHONPATH": str(db.parent / "broken")}, work)
 
 
 def test_over_http_only_this_machine_or_the_bearer_of_the_token_is_served(serve: Callable[..., str]) -> None:

@@ -262,7 +262,7 @@ def test_smol_is_the_base_with_the_packaged_adapter_in_it(
 
 def test_the_packaged_adapter_is_one_plain_lora_of_smollm2() -> None:
     home = smol_base.SMOL_DIR
-    files = {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "settings.json"}
+    files = {"adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "metadata.json"}
     assert {path.name for path in home.iterdir()} == files and read_base(home) == "smol-base"
     assert sum(path.stat().st_size for path in home.iterdir()) < 16e6
     config = LlamaConfig(
