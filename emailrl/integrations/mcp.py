@@ -61,9 +61,8 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
         for name in names:
             gives = {"type": "object", "properties": OUTPUTS[name], "required": list(OUTPUTS[name])}
             told, takes = functions[name]["description"], functions[name]["parameters"]
-            tools += [
-                types.Tool(name=name, description=told, input_schema=takes, output_schema=gives, annotations=hints)
-            ]
+            named = {"name": name, "description": told}
+            tools.append(types.Tool(**named, input_schema=takes, output_schema=gives, annotations=hints))
         return types.ListToolsResult(tools=tools)
 
     async def call(context: Any, parameters: types.CallToolRequestParams) -> types.CallToolResult:
