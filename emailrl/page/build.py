@@ -131,14 +131,19 @@ def page(data: PageData) -> str:
             chunks.append(_block(f"chunk-{len(starts) - 1}", b"[" + b",".join(items) + b"]"))
             starts.append(starts[-1] + len(items))
             items, size = [], 0
-    blocks = [_block("run", encode(data.run)), _block("rows", b"[" + b",".join(map(encode, data.rows)) + b"]")]
-    blocks.append(_json_script("page", {"served": False, "starts": starts}))
-    return _document(data.run["title"], "\n".join(blocks), "\n".join(chunks), connect="'none'")[0]
+    first = f"{served_data(data.run, data.rows)}\n{_json_script('page', {'served': False, 'starts': starts})}"
+    return _document(data.run["title"], first, "\n".join(chunks), connect="'none'")[0]
 
 
 def served_page(title: str) -> tuple[str, str]:
-    """Return the page without data, which it fetches from its server (``/data/…``), and its Content-Security-Policy."""
+    """Return the page up to its data (``served_data``), and its Content-Security-Policy; it fetches what is new from
+    its server (``/data/…``)."""
     return _document(title, _json_script("page", {"served": True}), "", connect="'self'")
+
+
+def served_data(run: Record, rows: list[Record]) -> str:
+    """Return the end of a served page: a run's record, and its first rows."""
+    return "\n".join([_block("run", encode(run)), _block("rows", encode(rows))])
 
 
 def _block(name: str, content: bytes) -> str:
@@ -156,7 +161,7 @@ def _document(title: str, data: str, rest: str, *, connect: str) -> tuple[str, s
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
-        "base-uri 'none'; form-action 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
     document, title = _source("page.html"), html.escape(title)
     parts = {"policy": policy, "style": style, "script": script, "data": data, "rest": rest, "title": title}
