@@ -169,6 +169,7 @@ function curves() {
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),
     lineChart("Tokens a second", [{ name: "tokens", points: timed(steps, (step) => step.total_tokens / (step.seconds.total - (step.seconds.evaluation || 0))) }], { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
     lineChart("Rollouts a second", [{ name: "rollouts", points: timed(steps, (step) => step.num_trajectories / step.seconds.rollout) }], { zero: true }),
+    lineChart("GPU memory, GiB", [stepLine("peak", "peak_memory_gib")], { zero: true, note: "Peak of the update." }),
     lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
     lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
   ];
