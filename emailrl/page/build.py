@@ -126,10 +126,8 @@ def page(data: PageData) -> str:
             chunks.append(_block(f"chunk-{len(starts) - 1}", b"[" + b",".join(items) + b"]"))
             starts.append(starts[-1] + len(items))
             items, size = [], 0
-    config: Record = {"served": False, "starts": starts}
-    return _document(data.run["title"], config, served_data(data.run, data.rows), "\n".join(chunks), connect="'none'")[
-        0
-    ]
+    own: Record = {"served": False, "starts": starts}
+    return _document(data.run["title"], own, served_data(data.run, data.rows), "\n".join(chunks), connect="'none'")[0]
 
 
 def served_page(title: str) -> tuple[str, str]:
