@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from emailrl.base.errors import UsageError
 from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, runs_record, source_of
@@ -114,11 +114,6 @@ SCRIPTS: Final = (
 """The page's scripts in the order in which they are joined into one."""
 
 
-def dump(value: Any) -> str:
-    """Return a value as strict JSON: lone surrogates as escapes, NaN and infinity as null."""
-    return encode(value).decode().strip()
-
-
 def page(data: PageData) -> str:
     """Return the page as one self-contained HTML document."""
     starts, size = [0], 0
@@ -131,14 +126,18 @@ def page(data: PageData) -> str:
             chunks.append(_block(f"chunk-{len(starts) - 1}", b"[" + b",".join(items) + b"]"))
             starts.append(starts[-1] + len(items))
             items, size = [], 0
-    blocks = [_block("run", encode(data.run)), _block("rows", b"[" + b",".join(map(encode, data.rows)) + b"]")]
-    blocks.append(_json_script("page", {"served": False, "starts": starts}))
-    return _document(data.run["title"], "\n".join(blocks), "\n".join(chunks), connect="'none'")[0]
+    own: Record = {"served": False, "starts": starts}
+    return _document(data.run["title"], own, served_data(data.run, data.rows), "\n".join(chunks), connect="'none'")[0]
 
 
 def served_page(title: str) -> tuple[str, str]:
-    """Return the page without data, which it fetches from its server (``/data/…``), and its Content-Security-Policy."""
-    return _document(title, _json_script("page", {"served": True}), "", connect="'self'")
+    """Return the page up to its data (``served_data``), and its Content-Security-Policy."""
+    return _document(title, {"served": True}, "", "", connect="'self'")
+
+
+def served_data(run: Record, rows: list[Record]) -> str:
+    """Return the end of a served page: a run's record, and its first rows."""
+    return "\n".join([_block("run", encode(run)), _block("rows", encode(rows))])
 
 
 def _block(name: str, content: bytes) -> str:
@@ -147,19 +146,16 @@ def _block(name: str, content: bytes) -> str:
     return f'<script type="application/json" id="{name}">"{packed}"</script>'
 
 
-def _json_script(name: str, value: Record) -> str:
-    return f'<script type="application/json" id="{name}">{dump(value)}</script>'
-
-
-def _document(title: str, data: str, rest: str, *, connect: str) -> tuple[str, str]:
+def _document(title: str, config: Record, data: str, rest: str, *, connect: str) -> tuple[str, str]:
     style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
-        "base-uri 'none'; form-action 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
     document, title = _source("page.html"), html.escape(title)
-    parts = {"policy": policy, "style": style, "script": script, "data": data, "rest": rest, "title": title}
+    own = {"policy": policy, "style": style, "script": script, "config": encode(config).decode().strip()}
+    parts = own | {"data": data, "rest": rest, "title": title}
     for name, text in parts.items():
         document = document.replace(f"{{{{{name}}}}}", text)
     return document, policy

@@ -69,15 +69,11 @@ function lineChart(title, lines, { show = number, note = "", zero = false, smoot
   const frame = makeFrame(Math.min(...xs), Math.max(...xs), Math.min(...lows, zero ? 0 : Infinity), Math.max(...highs));
   const picture = framePicture(frame, `${title}: ${summary(drawn, show)}`, show);
   drawn.forEach((line, index) => drawLine(picture, frame, line, line.series ?? index, smooth));
-  const readout = el("output", { class: "readout" }, latest(drawn, show));
+  const { caption, keys, tell } = keysOf(title, [...groupedBy(drawn.filter((line) => line.points.length), (line) => line.name)].map(([name, same]) => ({ name, series: same[0].series ?? drawn.indexOf(same[0]), value: (step) => valueAt(same, step, show) })));
   const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
   picture.append(cursor);
-  follow(picture, frame, [...new Set(xs)].sort((one, other) => one - other), cursor, (step) => {
-    readout.textContent = step === null ? latest(drawn, show) : `step ${step}: ${valuesAt(drawn, step, show)}`;
-  });
-  const entries = drawn.map((line, index) => line.points.length && el("span", { class: `key series-${line.series ?? index}` }, outside(line.name))).filter(Boolean);
-  const keys = entries.length > 1 ? el("p", { class: "keys" }, entries) : null;
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, chosen.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
+  follow(picture, frame, [...new Set(xs)].sort((one, other) => one - other), cursor, tell);
+  return el("figure", { class: "chart" }, caption, picture, keys, noteNode(note, chosen.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
 }
 
 const outOfZoom = (title) => el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title })), el("p", { class: "note", text: "No value in these steps." }));
@@ -134,22 +130,31 @@ function drawLine(picture, frame, line, index, smooth) {
 }
 
 const withInterval = (point, show) => show(point.y) + (point.low !== undefined && point.low !== null ? ` (${show(point.low).replace("%", "")} to ${show(point.high).replace("%", "")})` : "");
-const named = (line, many) => (many ? `${line.name} ` : "");
 
-function latest(lines, show) {
-  const drawn = lines.filter((line) => line.points.length);
-  return drawn.map((line) => named(line, drawn.length > 1) + withInterval(line.points.at(-1), show)).join(" · ");
+// The value of lines of one name at a step, or at their ends: of several the mean, lowest and highest.
+function valueAt(lines, step, show) {
+  const found = lines.map((line) => (step === null ? line.points.at(-1) : line.points.find((point) => point.x === step))).filter(Boolean);
+  const ys = found.map((point) => point.y);
+  return found.length > 1 ? withInterval({ y: mean(ys), low: Math.min(...ys), high: Math.max(...ys) }, show) : found.length ? withInterval(found[0], show) : "–";
 }
 
-function valuesAt(lines, step, show) {
-  const found = lines.map((line) => [line, line.points.find((point) => point.x === step)]).filter(([, point]) => point);
-  return found.map(([line, point]) => named(line, lines.length > 1) + withInterval(point, show)).join(" · ");
+// A chart's caption and its keys, with the values at the step under the cursor, else the last; a line alone needs no key.
+function keysOf(title, entries, alone = entries.length === 1) {
+  const readout = el("output", { class: "readout" });
+  const values = entries.map(() => el("span", { class: "value" }));
+  const tell = (step) => {
+    entries.forEach(({ value }, index) => { values[index].textContent = value(step); });
+    readout.textContent = [step !== null && `step ${step}`, alone && values[0].textContent].filter(Boolean).join(": ");
+  };
+  tell(null);
+  const keys = entries.map(({ name, series }, index) => el("span", { class: `key series-${series % 6}` }, outside(name), " ", values[index]));
+  return { tell, caption: el("figcaption", {}, el("strong", { text: title }), readout), keys: alone ? null : el("p", { class: "keys" }, keys) };
 }
 
 function summary(lines, show) {
   return lines
     .filter((line) => line.points.length)
-    .map((line) => `${line.name} from ${show(line.points[0].y)} at step ${line.points[0].x} to ${show(line.points.at(-1).y)} at step ${line.points.at(-1).x}`)
+    .map((line) => `${line.own ?? line.name} from ${show(line.points[0].y)} at step ${line.points[0].x} to ${show(line.points.at(-1).y)} at step ${line.points.at(-1).x}`)
     .join("; ");
 }
 
@@ -208,16 +213,10 @@ function stackChart(title, all, { show = number, note = "", least = 0 } = {}) {
       below += value;
     });
   }
-  const readout = el("output", { class: "readout" });
-  const tell = (step) => {
-    const column = columns.find((each) => each.x === step) || columns.at(-1);
-    const parts = names.filter((name) => column.parts[name] > least).map((name) => `${name} ${show(column.parts[name])}`);
-    readout.textContent = `step ${column.x}: ${parts.join(" · ") || "none"}`;
-  };
-  tell(null);
+  const at = (step) => (columns.find((each) => each.x === step) || columns.at(-1)).parts;
+  const { caption, keys, tell } = keysOf(title, names.map((name, series) => ({ name, series, value: (step) => show(at(step)[name] || 0) })), false);
   const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
   picture.append(cursor);
   follow(picture, frame, columns.map((column) => column.x), cursor, tell);
-  const keys = el("p", { class: "keys" }, names.map((name, index) => el("span", { class: `key series-${index % 6}`, text: name })));
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title }), readout), picture, keys, noteNode(note, within(all)));
+  return el("figure", { class: "chart" }, caption, picture, keys, noteNode(note, within(all)));
 }

@@ -1,4 +1,4 @@
-// Loads the data: from blocks in this file, or from the server of the page.
+// Loads the data: from blocks in this file, and what is new from the server of the page.
 
 const config = JSON.parse(document.getElementById("page").textContent);
 const PAGE_OF_ROWS = 2000;
@@ -48,15 +48,14 @@ function groupedBy(items, nameOf) {
 }
 
 async function load() {
-  if (config.served) return refresh({ most: PAGE_OF_ROWS });
+  if (!document.getElementById("run")) await readToItsEnd;
+  if (!document.getElementById("run")) return refresh(); // the server could not read them, and says why
   [data.run, data.rows] = await Promise.all([unpack("run"), unpack("rows")]);
   setRows(data.rows);
-  return true;
 }
 
-// Polls the server; rows of unchanged files are kept. Returns whether anything is new. The first call
-// stops after the first rows, so that a long list appears at once.
-async function refresh({ most = Infinity, tell = () => {} } = {}) {
+// Polls the server; rows of unchanged files are kept. Returns whether anything is new.
+async function refresh(tell = () => {}) {
   const run = await ask("/data/run.json");
   const before = data.run ? data.run.files : [];
   let same = 0;
@@ -68,7 +67,7 @@ async function refresh({ most = Infinity, tell = () => {} } = {}) {
   }
   const kept = before.slice(0, same).reduce((sum, file) => sum + file.count, 0);
   const rows = data.rows.slice(0, kept);
-  while (rows.length < Math.min(run.total, most)) {
+  while (rows.length < run.total) {
     const part = await ask(`/data/trajectories?from=${rows.length}&to=${Math.min(rows.length + PAGE_OF_ROWS, run.total)}`);
     if (!part.length) break;
     rows.push(...part);

@@ -8,7 +8,7 @@ async function showDetail(pane) {
   const request = (asked += 1);
   if (!row) {
     pane.replaceChildren(el("div", { class: "empty" }, state.t ? missing() : data.rows.length
-      ? [el("p", { class: "large", text: "Choose a trajectory" }), el("p", { class: "note", text: "j and k move through the list, ? shows all keys." })]
+      ? [el("p", { class: "large", text: "No trajectory matches the filters" })]
       : [el("p", { class: "large", text: "No trajectories" }), el("p", { class: "note", text: "This run kept none. The overview shows its metrics." })]));
     return;
   }
@@ -23,8 +23,9 @@ async function showDetail(pane) {
   }
   if (request !== asked) return;
   const content = members ? sideBySide(row, members, found) : trajectory(row, found[0]);
-  const same = pane.dataset.shown === `${state.t} ${state.side}`;
-  pane.dataset.shown = `${state.t} ${state.side}`;
+  const shown = `${keyOf(row)} ${state.side}`;
+  const same = pane.dataset.shown === shown;
+  pane.dataset.shown = shown;
   showFound(content);
   if (same) return replaceKept(pane, content);
   const hadFocus = pane.contains(document.activeElement);
@@ -152,7 +153,7 @@ function sideBySide(row, members, found) {
   const columns = members.map((each, index) => el("section", { class: "column", "aria-label": many ? `Rollout ${index + 1}` : plain(fileOf(each).label), "aria-current": each === row ? "true" : null },
     el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : brief(fileOf(each).label))),
     el("p", { class: "facts" }, el("span", { class: `badge ${each.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[each.verdict]} ${each.verdict}`), el("span", { text: `reward ${number(each.reward, 2)}` }), found[index].advantage === null ? null : el("span", { text: `advantage ${signed(found[index].advantage, 2)}` })),
-    evidenceMarks(each, { inFull: true }), each === row ? el("p", { class: "note", text: "This trajectory." }) : firstDifference(found[members.indexOf(row)], found[index]), conversation(found[index], { compact: true })));
+    evidenceMark(each), each === row ? el("p", { class: "note", text: "This trajectory." }) : firstDifference(found[members.indexOf(row)], found[index]), conversation(found[index], { compact: true })));
   const grid = el("div", { class: "columns" }, columns);
   const rows = 4 + Math.max(...columns.map((column) => column.querySelector(".talk").children.length)); // turns in line
   grid.style.gridTemplateRows = `repeat(${rows}, auto)`;

@@ -24,8 +24,8 @@ function updateList({ follow = true } = {}) {
   const byQuestion = state.rows === "question";
   const groups = [...groupedBy(sorted(selected()), (row) => (byQuestion ? row.scenario : ""))];
   list.rows = groups.flatMap(([, rows]) => rows);
-  if (follow && state.t !== list.followed) {
-    [list.followed, list.cursor] = [state.t, null];
+  if (follow && openKey() !== list.followed) {
+    [list.followed, list.cursor] = [openKey(), null];
     if (openRow()) list.unfolded.add(openRow().scenario);
   }
   const own = (rows) => rows.map((row) => ({ key: keyOf(row), row }));
@@ -55,7 +55,7 @@ function tellRead(share) {
   if (share !== null) document.getElementById("counted").append(el("span", { id: "reading", text: `, ${percent(share)} searched` }));
 }
 
-const openPlace = () => list.places?.get(list.cursor ?? state.t) ?? -1;
+const openPlace = () => list.places?.get(list.cursor ?? openKey()) ?? -1;
 
 function showOpenRow() {
   const place = openPlace();
@@ -95,7 +95,7 @@ function drawRows(anew = false) {
 function itemNode({ key, row, scenario, rows }, place) {
   const byQuestion = state.rows === "question";
   const isOpen = rows ? list.unfolded.has(scenario) : null;
-  const node = el("div", { class: rows ? "row of-question" : byQuestion ? "row inner" : "row", role: byQuestion ? "treeitem" : "option", id: `row-${place}`, "aria-setsize": list.items.length, "aria-posinset": place + 1, "aria-level": byQuestion ? (rows ? 1 : 2) : null, "aria-expanded": isOpen === null ? null : String(isOpen), "aria-selected": String(key === (list.cursor ?? state.t)) }, rows ? questionParts(rows, isOpen) : rowParts(row));
+  const node = el("div", { class: rows ? "row of-question" : byQuestion ? "row inner" : "row", role: byQuestion ? "treeitem" : "option", id: `row-${place}`, "aria-setsize": list.items.length, "aria-posinset": place + 1, "aria-level": byQuestion ? (rows ? 1 : 2) : null, "aria-expanded": isOpen === null ? null : String(isOpen), "aria-selected": String(key === (list.cursor ?? openKey())) }, rows ? questionParts(rows, isOpen) : rowParts(row));
   node.style.transform = `translateY(${place * ROW_HEIGHT}px)`;
   node.addEventListener("click", () => (rows ? unfold({ key, scenario }) : open(row)));
   return node;
@@ -106,7 +106,7 @@ function rowParts(row) {
     el("div", { class: "what" },
       outside(row.question, "div", { class: "question" }),
       el("div", { class: "under" }, outside(shortLabel(row, fileOf(row))), foundIn(row) ?? (row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" })))),
-    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMarks(row))];
+    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMark(row))];
 }
 
 function questionParts(rows, isOpen) {
@@ -150,12 +150,12 @@ function verdictMark(row) {
   return el("span", { class: `verdict ${row.verdict.replaceAll(" ", "-")}`, title: row.verdict, role: "img", "aria-label": row.verdict, text: VERDICTS[row.verdict] });
 }
 
-// Was a gold email found, read, cited? F, R, C, struck through for no; spelled out if there is room.
-function evidenceMarks(row, { inFull = false } = {}) {
-  if (row.found === null || row.found === undefined) return el("span", { class: "marks" });
-  const names = ["found", "read", "cited"];
-  const said = names.map((name) => (row[name] ? name : `not ${name}`)).join(", ");
-  return el("span", { class: inFull ? "marks full" : "marks", role: "img", "aria-label": `gold email ${said}`, title: `gold email: ${said}` }, names.map((name) => el("span", { class: row[name] ? "yes" : "no", text: inFull ? name : name[0].toUpperCase() })));
+// How far it got with an email that holds the answer.
+function evidenceMark(row) {
+  if (row.found === null || row.found === undefined) return null;
+  const names = ["cited", "read", "found"];
+  const reached = names.find((name) => row[name]) ?? "not found";
+  return el("span", { class: reached === "cited" ? "reached cited" : "reached", title: `The email with the answer: ${names.toReversed().map((name) => (row[name] ? name : `not ${name}`)).join(", ")}`, text: reached });
 }
 
 const open = (row) => go({ view: "list", t: keyOf(row) });
@@ -171,7 +171,7 @@ function step(by) {
 }
 
 function stepToFailure(by) {
-  for (let place = list.rows.findIndex((row) => keyOf(row) === state.t) + by; place >= 0 && place < list.rows.length; place += by) {
+  for (let place = list.rows.findIndex((row) => keyOf(row) === openKey()) + by; place >= 0 && place < list.rows.length; place += by) {
     if (list.rows[place].failure) return go({ t: keyOf(list.rows[place]) }, { replace: true });
   }
   announce("No further failure in this direction");
@@ -198,7 +198,7 @@ function filterBar() {
   bar.addEventListener("submit", (event) => event.preventDefault());
   const search = el("input", { type: "search", id: "search", placeholder: "Search questions, calls, mail, answers", "aria-label": "Search questions, calls, mail, answers and ids", value: state.q || "" });
   search.addEventListener("input", () => go({ q: search.value || null }, { replace: true }));
-  bar.append(search, el("div", { class: "choices" },
+  bar.append(search, el("div", { class: "choices scroller" },
     choice("file", "Source", data.run.files.filter((file) => file.count && !file.left_out).map((file) => [file.name, plain(file.label)])),
     choice("verdict", "Verdict", values("verdict")),
     choice("failure", "Failure", values("failure")),
@@ -267,5 +267,5 @@ function histogram(rows, picked, pick) {
     button.addEventListener("click", () => (on ? go({ rmin: null, rmax: null }, { replace: true }) : pick(from, to)));
     return button;
   });
-  return el("div", { class: "histogram", role: "group", "aria-label": "Rewards" }, el("div", { class: "bins" }, buttons), el("div", { class: "edges", "aria-hidden": "true" }, el("span", { text: number(low, 2) }), el("span", { class: "legend" }, el("span", { class: "swatch right" }), "correct ", el("span", { class: "swatch wrong" }), "other"), el("span", { text: number(high, 2) })));
+  return el("div", { class: "histogram", role: "group", "aria-label": "Rewards" }, el("div", { class: "bins" }, buttons), el("div", { class: "edges", "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span", { class: "legend" }, el("span", { class: "swatch right" }), "correct ", el("span", { class: "swatch wrong" }), "other"), el("span", { text: number(high, 2) })));
 }

@@ -65,7 +65,7 @@ function showHelp() {
   toggle.addEventListener("change", () => { singleKeys = toggle.checked; });
   dialog.replaceChildren(el("h2", { id: "help-title", text: "Keys" }), el("table", { class: "pairs" }, el("tbody", {}, KEYS.map(([keys, what]) => el("tr", {}, el("th", { scope: "row" }, el("kbd", { text: keys })), el("td", { text: what }))))),
     el("p", {}, toggle, el("label", { for: "single-keys", text: " Single-letter keys" })),
-    el("p", { class: "note", text: "The address after # keeps what you filter and open. F, R, C: a gold email was found, read, cited. ★ marks an email that holds the answer. Characters that would not show, or would reorder text, stand as boxed code points." }),
+    el("p", { class: "note", text: "The address after # keeps what you filter and open. Found, read, cited: how far a trajectory got with an email that holds the answer, which ★ marks. Characters that would not show, or would reorder text, stand as boxed code points." }),
     el("form", { method: "dialog" }, el("button", { text: "Close" })));
   dialog.showModal();
 }
@@ -163,7 +163,7 @@ function showProgress(instead = null) {
 // A live run: redraws what is new and keeps the reader's position. Without a server, all that was read stays.
 async function poll() {
   try {
-    const isNew = await refresh({ tell: (full) => showProgress({ brief: "", full, kind: "" }) });
+    const isNew = await refresh((full) => showProgress({ brief: "", full, kind: "" }));
     showProgress();
     if (isNew) redraw();
   } catch {

@@ -7,7 +7,7 @@ function overview() {
   const parts = [heading(), hero(), leftOut()];
   const charts = curves();
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div", { class: "charts" }, charts), stepTable()));
-  if (run.results.length > 1) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
+  if (run.results.length > (run.pair ? 2 : 1)) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
   parts.push(failures(), changes(), rewardOverview());
   return el("div", { class: "overview" }, parts);
 }
@@ -27,8 +27,8 @@ function title() {
 
 function heading() {
   const { run } = data;
-  const facts = [title() !== run.title && run.title, run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory", "trajectories"), run.run.run_id];
-  return el("div", { class: "heading" }, outside(title(), "h1"), brief(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
+  const facts = [title() !== run.title && run.title, run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory", "trajectories")];
+  return el("div", { class: "heading" }, outside(title(), "h1", { class: title() === run.title ? "again" : null }), brief(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
 }
 
 function leftOut() {
@@ -159,7 +159,7 @@ function curves() {
   const charts = [
     lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95% intervals, clustered by question." }),
     lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { show: (value) => number(value, 2), note: "Bars and band: 95% intervals, clustered by question." }),
-    lineChart("Loss", [stepLine("loss", "loss"), stepLine("policy", "policy_loss"), { ...stepLine("validation", "val_loss"), kind: "dots" }]),
+    lineChart("Loss", [stepLine("loss", "loss"), steps.some((step) => step.policy_loss !== step.loss) ? stepLine("policy", "policy_loss") : { points: [] }, { ...stepLine("validation", "val_loss"), kind: "dots" }]),
     lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
     lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),
     lineChart("Trainable share of tokens", [stepLine("share", "trainable_share")], { show: percent, zero: true }),
@@ -169,6 +169,7 @@ function curves() {
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),
     lineChart("Tokens a second", [{ name: "tokens", points: timed(steps, (step) => step.total_tokens / (step.seconds.total - (step.seconds.evaluation || 0))) }], { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
     lineChart("Rollouts a second", [{ name: "rollouts", points: timed(steps, (step) => step.num_trajectories / step.seconds.rollout) }], { zero: true }),
+    lineChart("GPU memory, GiB", [stepLine("peak", "peak_memory_gib")], { zero: true, note: "Peak of the update." }),
     lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
     lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
   ];

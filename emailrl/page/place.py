@@ -267,9 +267,6 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "kind": place.kind,
         "made": {"emailrl": emailrl.__version__, "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "run": {name: getattr(metadata, name) for name in names} if metadata else {},
-        "checkpoints": [
-            {"name": each.path.name, "kind": each.metadata.kind, "step": each.metadata.step} for each in checkpoints
-        ],
         "settings": metadata.settings if metadata else conditions,
         "versions": metadata.versions if metadata else {},
         "steps": steps,
@@ -299,16 +296,14 @@ def runs_record(paths: Sequence[Path]) -> Record:
         sections = [section for section in record["settings"].values() if isinstance(section, dict)]
         flat.append({name: section[name] for section in sections for name in section if name not in _PLACES})
     differing = [name for name in dict.fromkeys(chain(*flat)) if len({str(each.get(name)) for each in flat}) > 1]
-    names = ("title", "run", "steps", "evaluations", "confirmed", "pair")
     runs = [
-        {name: record[name] for name in names} | {"given": {name: given.get(name) for name in differing}}
+        {name: record[name] for name in ("title", "steps", "evaluations", "confirmed", "pair")}
+        | {"given": {name: given.get(name) for name in differing}}
         for record, given in zip(records, flat, strict=True)
     ]
-    nothing: Record = {name: [] for name in ("steps", "evaluations", "results", "comparisons", "notes", "checkpoints")}
-    nothing |= {"settings": {}, "run": {}, "versions": {}, "confirmed": None, "pair": None, "status": None}
+    nothing: Record = {"steps": [], "evaluations": [], "files": [], "total": 0, "notes": [], "redacted": False}
     left_out = [f"{record['title']}: {line}" for record in records for line in record["left_out"]]
-    own = {"kind": "runs", "title": counted(len(runs), "run"), "runs": runs, "left_out": left_out}
-    return records[0] | nothing | own
+    return nothing | {"kind": "runs", "title": counted(len(runs), "run"), "runs": runs, "left_out": left_out}
 
 
 def _status(folder: Path) -> Record | None:

@@ -13,7 +13,7 @@ const RUN_COLUMNS = {
   confirmed: [(run) => run.confirmed?.accuracy ?? null, percent],
   best: [(run) => (held(run).length ? Math.max(...held(run).map((point) => point.y)) : null), percent],
   last: [(run) => held(run).at(-1)?.y ?? null, percent],
-  area: [(run) => meanOver(held(run)), percent],
+  mean: [(run) => meanOver(held(run)), percent],
   steps: [(run) => run.steps.at(-1)?.step ?? null, number],
   time: [seconds, (value) => (value === null ? "–" : duration(value))],
   tokens: [(run) => sum(run.steps.map((step) => step.total_tokens || 0)) || null, (value) => number(value, 0)],
@@ -27,10 +27,13 @@ const redrawOverview = (changes) => {
 function runsOverview() {
   const { runs } = data.run;
   const settings = Object.keys(runs[0].given);
-  const by = settings.includes(state.by) ? state.by : null;
-  const groups = [...new Set(runs.map((run, index) => (by ? textOf(run.given[by]) : `${index}`)))];
-  const series = runs.map((run, index) => groups.indexOf(by ? textOf(run.given[by]) : `${index}`) % 6);
-  const lines = (of) => runs.map((run, index) => ({ name: by ? `${run.title}, ${textOf(run.given[by])}` : run.title, series: series[index], ...of(run) }));
+  const groupsBy = (setting) => groupedBy(runs, (run) => textOf(run.given[setting]));
+  const natural = settings.find((name) => name !== "seed" && groupsBy(name).size < runs.length);
+  const by = state.by === undefined ? natural : settings.find((name) => name === state.by);
+  const names = runs.map((run) => (by ? textOf(run.given[by]) : distinct(run.title, runs)));
+  const order = [...new Set(names)];
+  const series = names.map((name) => order.indexOf(name) % 6);
+  const lines = (of) => runs.map((run, index) => ({ name: names[index], own: by ? `${run.title}, ${names[index]}` : run.title, series: series[index], ...of(run) }));
   const steps = (field) => lines((run) => ({ points: pointsOf(run.steps, field) }));
   const smooth = state.smooth === "yes";
   const charts = [
@@ -42,14 +45,30 @@ function runsOverview() {
     lineChart("Entropy", steps("entropy"), { zero: true, smooth }),
     lineChart("Seconds a step", lines((run) => ({ points: run.steps.filter((step) => step.seconds?.total).map((step) => ({ x: step.step, y: step.seconds.total })) })), { show: (value) => number(value, 1), zero: true, smooth }),
   ];
-  return el("div", { class: "overview" }, el("div", { class: "heading" }, outside(data.run.title, "h1"), el("p", { class: "lead", text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), leftOut(),
-    section("Compared", "Best, last and area (the mean over the steps) are of validation accuracy; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),
-    section("Curves", null, zoomControls(), runControls(settings, by, smooth), el("div", { class: "charts" }, charts.filter(Boolean))));
+  return el("div", { class: "overview" }, el("div", { class: "heading" }, outside(data.run.title, "h1"), el("p", { class: "lead", text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), by ? groupTiles(by, groupsBy(by)) : null, leftOut(),
+    section("Compared", "Best, last and mean are of the validation accuracies of a run; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),
+    section("Curves", by ? "Values are means over the runs of a color (lowest to highest)." : null, zoomControls(), runControls(settings, by, smooth), el("div", { class: "charts" }, charts.filter(Boolean))));
+}
+
+// A run's title without the words that all have.
+function distinct(title, runs) {
+  const words = (text) => text.split(/[-_ ]/);
+  return words(title).filter((word) => !runs.every((run) => words(run.title).includes(word))).join("-") || title;
+}
+
+// The runs of each value of a setting together: what tests say of them, else their last validation accuracy.
+function groupTiles(by, groups) {
+  const [name, of] = Object.entries({ "test accuracy": RUN_COLUMNS.test[0], "confirmed accuracy": RUN_COLUMNS.confirmed[0], "last validation accuracy": RUN_COLUMNS.last[0] }).find(([, each]) => data.run.runs.every((run) => each(run) !== null)) ?? [];
+  if (!name) return null;
+  return el("dl", { class: "tiles" }, [...groups].map(([value, runs], index) => {
+    const found = runs.map(of);
+    return el("div", { class: "tile" }, el("dt", {}, el("span", { class: `key series-${index % 6}` }, outside(`${by.replaceAll("_", " ")} ${value}`))), el("dd", {}, el("span", { class: "value", text: percent(mean(found)) }), el("span", { class: "under", text: runs.length > 1 ? `${name}, mean of ${plural(runs.length, "run")}: ${found.map(percent).join(", ")}` : name })));
+  }));
 }
 
 function runControls(settings, by, smooth) {
-  const select = el("select", { id: "by" }, el("option", { value: "", text: "run" }), settings.map((name) => el("option", { value: name, selected: name === by, text: name.replaceAll("_", " ") })));
-  select.addEventListener("change", () => redrawOverview({ by: select.value || null }));
+  const select = el("select", { id: "by" }, el("option", { value: "run", text: "run" }), settings.map((name) => el("option", { value: name, selected: name === by, text: name.replaceAll("_", " ") })));
+  select.addEventListener("change", () => redrawOverview({ by: select.value }));
   const toggle = el("input", { type: "checkbox", id: "smooth" });
   toggle.checked = smooth;
   toggle.addEventListener("change", () => redrawOverview({ smooth: toggle.checked ? "yes" : null }));

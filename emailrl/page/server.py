@@ -19,13 +19,13 @@ from urllib.parse import parse_qs
 
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.page.build import dump, served_page
+from emailrl.page.build import served_data, served_page
 from emailrl.page.place import Place, file_record, has_numbers, name_of, place_of, run_record, runs_in, runs_record
 from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
-from emailrl.records import Record, TrainingNote, TrajectoryIndex, training_notes
+from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 from emailrl.records.trajectory import notes_path
 
-MAX_ROWS, MAX_TEXTS = 5000, 500  # maximum rows and conversations per response
+MAX_ROWS, MAX_TEXTS = 2000, 500  # maximum rows and conversations per response; the page itself holds the first rows
 
 
 class Served:
@@ -230,10 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
         found: Any
         match self.path.partition("?")[0]:
             case "/":
-                page, policy = served_page(served.place.name)
-                headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
-                self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
-                return
+                return self._send_page(served)
             case "/data/run.json":
                 found = served.run()
             case "/data/trajectories":
@@ -246,22 +243,31 @@ class _Handler(BaseHTTPRequestHandler):
                     raise _Refused(HTTPStatus.NOT_FOUND, "No such trajectory.")
             case _:
                 raise _Refused(HTTPStatus.NOT_FOUND, "Nothing is served here.")
-        self._send(HTTPStatus.OK, "application/json", dump(found).encode())
+        self._send(HTTPStatus.OK, "application/json", encode(found))
+
+    def _send_page(self, served: Served) -> None:
+        """Send the page at once, so that it shows while its data are read."""
+        page, policy = served_page(served.place.name)
+        headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
+        self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
+        try:
+            data = served_data(served.run(), served.rows(0, MAX_ROWS))
+        except (EmailRLError, OSError):
+            return  # the page asks for the data, and shows why there is none
+        self.wfile.write(data.encode())
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        headers = {"Allow": "GET"} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
-        self._send(status, "application/json", dump({"error": message}).encode(), headers)
+        self._send(status, "application/json", encode({"error": message}), {"Allow": "GET"})
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: Mapping[str, str] | None = None) -> None:
         common = {
             "Content-Type": kind,
-            "Content-Length": str(len(content)),
             "Content-Security-Policy": _NOTHING,
             "Cache-Control": "no-store",
             "Cross-Origin-Resource-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",
             "X-Content-Type-Options": "nosniff",
-        }
+        } | ({"Content-Length": str(len(content))} if kind == "application/json" else {"Connection": "close"})
         self.send_response(status)
         for name, value in (common | dict(headers or {})).items():
             self.send_header(name, value)

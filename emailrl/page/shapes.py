@@ -177,7 +177,6 @@ def _turn_facts(number: int, turn: Turn) -> Record:
         "finish": turn.finish_reason,
         "tokens": len(turn.completion_ids) or turn.completion_tokens,
         "seconds": _short(turn.seconds),
-        "tool_seconds": _short(turn.tool_seconds),
         "logprob": _short(sum(sampled) / len(sampled)) if sampled else None,
     }
 

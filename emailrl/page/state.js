@@ -71,4 +71,7 @@ function spread(row) {
 }
 
 const fileOf = (row) => data.run.files.find((file) => file.name === row.file) || { label: row.file };
-const openRow = () => (state.t && data.index.has(state.t) ? data.rows[data.index.get(state.t)] : null);
+// The trajectory that is shown: of the address, or where list and trajectory stand side by side the first of the list.
+const isWide = matchMedia("(min-width: 901px)");
+const openKey = () => state.t ?? (isWide.matches && state.view === "list" && list.rows.length ? keyOf(list.rows[0]) : null);
+const openRow = () => data.rows[data.index.get(openKey())] ?? null;

@@ -40,7 +40,7 @@ async function drawStage(pane, row) {
   through.slider.setAttribute("aria-valuetext", inBrief(row));
   const verdict = el("span", { class: `badge ${row.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[row.verdict]} ${row.verdict}`);
   const top = pane.scrollTop;
-  replaceKept(through.stage, el("section", {}, el("h2", {}, brief(fileOf(row).label)), el("p", { class: "facts" }, verdict, el("span", { text: `reward ${number(row.reward, 2)}` }), evidenceMarks(row, { inFull: true })),
+  replaceKept(through.stage, el("section", {}, el("h2", {}, brief(fileOf(row).label)), el("p", { class: "facts" }, verdict, el("span", { text: `reward ${number(row.reward, 2)}` }), evidenceMark(row)),
     before ? firstDifference(before, detail, "the one before") : el("p", { class: "note", text: "The first." }), conversation(detail)));
   pane.scrollTop = top;
 }

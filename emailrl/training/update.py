@@ -170,7 +170,10 @@ class Updater:
         for group, group_rate in zip(self.optimizer.param_groups, rates, strict=False):
             group["lr"] = group_rate
         summing = self.across.seconds
-        with torch.random.fork_rng([self.policy.device] if self.policy.device.type == "cuda" else []):
+        gpus = [self.policy.device] if self.policy.device.type == "cuda" else []
+        for gpu in gpus:
+            torch.cuda.reset_peak_memory_stats(gpu)
+        with torch.random.fork_rng(gpus):
             torch.manual_seed((training.seed * 1_000_003 + step + self.across.rank * 2**32) % 2**63)
             rounds, metrics, halved = self._prepare(share)
             for epoch in range(training.update_epochs):
@@ -187,6 +190,8 @@ class Updater:
         if self.kl.coef and "kl" in metrics and not critic_only:
             self.kl.update(metrics["kl"], share.num_trajectories)
         metrics |= {"updates_skipped": len(skipped), "micro_batches_halved": halved}
+        for gpu in gpus:
+            metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(gpu) / 2**30
         computed = sum(batch.num_tokens for batches in rounds for batch in batches)
         placed = {share.places[i]: columns.cpu() for i, columns in tokens.items()}
         counts, placed_by, skipped_by = zip(*self.across.gather((computed, placed, skipped)), strict=True)
