@@ -55,7 +55,8 @@ _OR_ANEW = "or build it anew with --overwrite; nothing was written."
 _TO_ADD = f"Add what is new with --append, {_OR_ANEW}"
 _FLUSH_MAILS = 1000
 _INDEX_MAILS = 20_000
-_LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2}
+_LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2, "pgsz": 512}
+"""Small pages let a search skip more of a common word's emails."""
 _DEFAULTS = {"hashsize": 1024 * 1024, "automerge": 4, "usermerge": 4}
 _MERGE_PAGES = 100_000
 

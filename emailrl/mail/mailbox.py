@@ -14,6 +14,7 @@ import os
 import re
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -438,10 +439,13 @@ def quoted(keyword: str) -> str:
 
 def short_text(keywords: Sequence[str]) -> int:
     """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
-    keyword's longest word, and one more character separates it from the next."""
+    keyword's longest word, and one more character separates it from the next. No word of a text matches two different
+    ones, and one in ``emails.extra`` that may (a stem) has at least nine characters."""
     # A letter with several accents is one character in a text, so only ASCII words are measured.
-    words = (_ASCII_WORD.findall(keyword) if keyword.isascii() else () for keyword in keywords)
-    return int(_MOST_MATCHES / sum(1 / (1 + max(map(len, each), default=1)) for each in words))
+    words = [_ASCII_WORD.findall(keyword.lower()) for keyword in keywords if keyword.isascii()]
+    longest = Counter(max(each, key=len, default="") for each in words)
+    matches = max([len(keywords) / 9, *(number / (1 + (len(word) or 1)) for word, number in longest.items())])
+    return int(_MOST_MATCHES / (matches + (len(keywords) - len(words)) / 2))
 
 
 def has_few_matches(text: str, keywords: Sequence[str]) -> bool:
