@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator
 from email.message import Message
 from email.utils import unquote
-from functools import lru_cache
 from itertools import takewhile
 
 from emailrl.mail.database import clean_text
@@ -46,7 +45,7 @@ _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
     (*PEOPLE, *THREAD, *DELIVERED, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
-_MAX_FIELD_NAME = 100
+_MAX_FIELD_NAME, _MAX_NAMES = 100, 4096
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -158,7 +157,7 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     headers: dict[str, str] = {}
     for line in text.split("\n"):
         name, colon, value = line.partition(":")
-        if not colon or len(name) > _MAX_FIELD_NAME or (kept := _kept_as(name)) is None:
+        if not colon or (kept := _kept_as[name]) is None:
             return None
         if kept and kept not in headers:
             headers[kept] = value.strip()
@@ -174,12 +173,21 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     return headers, body.decode("ascii")
 
 
-@lru_cache(4096)
-def _kept_as(name: str) -> str | None:
-    """A field's name in lower case, empty if it is not kept; None if it is no field, or says that the message may be a
-    file."""
-    lower = name.lower()
-    return None if " " in name or "\t" in name or lower == "content-disposition" else lower if lower in _KEPT else ""
+class _Names(dict[str, str | None]):
+    """Names of fields in lower case, empty if they are not kept; None if one is no field, or says that the message may
+    be a file."""
+
+    def __missing__(self, name: str) -> str | None:
+        lower = name.lower()
+        if " " in name or "\t" in name or lower == "content-disposition" or len(name) > _MAX_FIELD_NAME:
+            return None
+        kept = lower if lower in _KEPT else ""
+        if len(self) < _MAX_NAMES:
+            self[name] = kept
+        return kept
+
+
+_kept_as = _Names()
 
 
 def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
