@@ -121,8 +121,8 @@ def build_database(
             )
             with contextlib.closing(read) as mails:
                 seen = 0
-                for seen, mail in enumerate(mails, 1):
-                    if sieve.passes(mail):
+                for seen, found in enumerate(mails, 1):
+                    if mail := sieve.passed(found):
                         loader.add(mail)
                         before.discard(mail.keys.id_key + mail.keys.content_key)
                         if loader.mails == limit:

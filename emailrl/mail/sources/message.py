@@ -182,9 +182,7 @@ class _Names(dict[str, str | None]):
         if " " in name or "\t" in name or lower == "content-disposition" or len(name) > _MAX_FIELD_NAME:
             return None
         kept = lower if lower in _KEPT else ""
-        if len(self) < _MAX_NAMES:
-            self[name] = kept
-        return kept
+        return self.setdefault(name, kept) if len(self) < _MAX_NAMES else kept
 
 
 _kept_as = _Names()
