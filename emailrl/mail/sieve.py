@@ -117,7 +117,9 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     kinds = zip(("to ", "cc ", "bcc "), recipients, strict=True)
     people = "\n".join(dict.fromkeys([kind + address for kind, those in kinds for address in those]))
-    keys = keys_of(message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe) or not email.is_research)
+    keys = keys_of(
+        message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe) or not email.is_research
+    )
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])

@@ -17,6 +17,7 @@ from emailrl.mail.sources.text import decode
 _MAX_ENCODED = 65_536  # characters read from a header with encoded words, which take the library quadratic time
 MAX_ADDRESS_CHARS = 1_000_000  # maximum characters read from an address header
 _MAX_DATE_CHARS = 200
+_MAX_FIELD_NAME, _MAX_NAMES = 100, 4096
 
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 _AROUND_COMMENTS = re.compile(rf"{_QUOTED}|\\.|[()]", re.DOTALL)
@@ -56,8 +57,7 @@ _DATE = re.compile(
 )
 _DAY_SECONDS = 24 * 60 * 60
 _SHORT_YEARS = range(100, 1000)  # years of three digits count from 1900 (RFC 5322, 4.3)
-_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MONTHS = {name: f"{number:02}" for number, name in enumerate(_MONTH_NAMES, 1)}
+_MONTHS = {"JanFebMarAprMayJunJulAugSepOctNovDec"[3 * n - 3 : 3 * n]: f"{n:02}" for n in range(1, 13)}
 _POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
 _RULED_ZONE = re.compile(r":\d\d\s*(EST5EDT|CST6CDT|MST7MDT|PST8PDT)(?!\s*[+-]\d)")
 """A zone whose daylight saving time is in the zone database."""
@@ -74,6 +74,21 @@ _ZONE = re.compile(
     r"(?P<time>:\d\d)(?:\.\d+)?(?:\s*(?P<name>[A-Z]{1,5}))?"
     r"(?:\s*(?P<sign>[+-])(?P<hours>\d{1,2}):?(?P<minutes>\d\d)?)?(?!\S)"
 )
+
+
+class FieldNames(dict[str, str | None]):
+    """Names of fields in lower case, empty if they are not ``wanted``; None if one is no field, or says that the
+    message may be a file."""
+
+    def __init__(self, wanted: frozenset[str]) -> None:
+        self._wanted = wanted
+
+    def __missing__(self, name: str) -> str | None:
+        lower = name.lower()
+        if " " in name or "\t" in name or lower == "content-disposition" or len(name) > _MAX_FIELD_NAME:
+            return None
+        kept = lower if lower in self._wanted else ""
+        return self.setdefault(name, kept) if len(self) < _MAX_NAMES else kept
 
 
 def header_text(text: str, defects: list[str]) -> str:

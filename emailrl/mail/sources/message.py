@@ -21,6 +21,7 @@ from emailrl.mail.sources.headers import (
     LABEL,
     MACHINE_FIELDS,
     MAX_ADDRESS_CHARS,
+    FieldNames,
     header_text,
     machine_of,
     message_ids,
@@ -45,7 +46,7 @@ _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
     (*PEOPLE, *THREAD, *DELIVERED, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
-_MAX_FIELD_NAME, _MAX_NAMES = 100, 4096
+_kept_as = FieldNames(_KEPT)
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -171,21 +172,6 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     if not body.isascii() or not _PLAIN_TYPE.fullmatch(headers.get("content-type", "text/plain")):
         return None
     return headers, body.decode("ascii")
-
-
-class _Names(dict[str, str | None]):
-    """Names of fields in lower case, empty if they are not kept; None if one is no field, or says that the message may
-    be a file."""
-
-    def __missing__(self, name: str) -> str | None:
-        lower = name.lower()
-        if " " in name or "\t" in name or lower == "content-disposition" or len(name) > _MAX_FIELD_NAME:
-            return None
-        kept = lower if lower in _KEPT else ""
-        return self.setdefault(name, kept) if len(self) < _MAX_NAMES else kept
-
-
-_kept_as = _Names()
 
 
 def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
