@@ -107,18 +107,14 @@ def build_database(
         old = db if (append or sync) and db.exists() else None
         with _naming(db), contextlib.closing(_Loader(building, None if sync else old)) as loader:
             before: set[bytes] = set()
-            has_more = old is not None and _was_appended_to(old, texts=settings.attachment_text)
-            for keys in _keys_in(old) if old else ():
+            for keys in _keys_in(old, texts=settings.attachment_text) if old else ():
                 if sync:
                     before.add(keys.id_key + keys.content_key)
                 else:
                     sieve.remember(keys)
             num_before = len(before)
-            read = (
-                emails.read(judge, workers, building.with_suffix(".unpacked"))
-                if isinstance(emails, Source)
-                else (judge(email) for email in emails)
-            )
+            scratch = building.with_suffix(".unpacked")
+            read = emails.read(judge, workers, scratch) if isinstance(emails, Source) else (judge(it) for it in emails)
             with contextlib.closing(read) as mails:
                 seen = 0
                 for seen, found in enumerate(mails, 1):
@@ -133,8 +129,12 @@ def build_database(
                     progress("read", seen, seen)
             added, removed = loader.mails - num_before + len(before), len(before)
             is_new = loader.mails > 0 and added + removed > 0
-            if is_new and removed and has_more:
-                raise UsageError(f"--sync would remove {removed:,} emails from {db}, to which --append added.", _TO_ADD)
+            if is_new and removed:
+                with database.opened(db) as connection:
+                    if database.noted(connection, "appended"):
+                        raise UsageError(
+                            f"--sync would remove {removed:,} emails from {db}, added to by --append.", _TO_ADD
+                        )
             if is_new:
                 loader.write(progress, texts=settings.attachment_text)
         if is_new:
@@ -158,16 +158,11 @@ def build_database(
     return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
 
 
-def _was_appended_to(old: Path, *, texts: bool) -> bool:
-    with database.opened(old) as connection:
-        if database.noted(connection, "attachment_text") and not texts:
-            raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")
-        return database.noted(connection, "appended") is not None
-
-
-def _keys_in(old: Path) -> Iterator[Keys]:
-    """The keys of every email of a database."""
+def _keys_in(old: Path, *, texts: bool) -> Iterator[Keys]:
+    """The keys of every email of a database, whose files' texts are read again if it has any (``texts``)."""
     with contextlib.closing(connect(old, mapped=False)) as opened:
+        if database.noted(opened, "attachment_text") and not texts:
+            raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")
         rows = driver(opened).execute("SELECT message_id, subject, from_address, body, date FROM emails")
         yield from (keys_of(*row) for row in rows)
 

@@ -188,9 +188,8 @@ class Mailbox:
         if (query := self._query(keywords, from_addr, to_addr, sent_after, sent_before)) is None:
             return 0
         _, match, people, bounds = query
-        return len(
-            self._rows(_HITS.format(columns="1", first="emails_fts.rowid"), (match, *people, *bounds, MOST_COUNTED))
-        )
+        counted = _HITS.format(columns="1", first="emails_fts.rowid")
+        return len(self._rows(counted, (match, *people, *bounds, MOST_COUNTED)))
 
     def _query(
         self, keywords: list[str], from_addr: object, to_addr: object, sent_after: object, sent_before: object
@@ -229,12 +228,6 @@ class Mailbox:
         names = names_of(lines)
         more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
         return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
-
-    def place_in_thread(self, email: Email) -> tuple[int, int] | None:
-        """Return the place of an email in its thread, from 1, and the number of the thread's emails in this mailbox;
-        None if it is alone or they are more than ``MOST_COUNTED``."""
-        ids = self.thread(email)
-        return (ids.index(email.message_id) + 1, len(ids)) if len(ids) > 1 else None
 
     def thread(self, email: Email) -> list[str]:
         """Return the ids of the thread's emails in this mailbox, oldest first: only the email's own if it is alone or

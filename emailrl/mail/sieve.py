@@ -151,11 +151,7 @@ def keys_of(
         text = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
         trimmed_key = _hash(f"{subject.strip()}\0{from_address}\0{text}")
     unnamed = _hash(str(date), trimmed_key) if is_unnamed else b""
-    return Keys(_id_key(message_id), _hash(str(date))[:8] + trimmed_key[:8], content, trimmed_key, unnamed)
-
-
-def _id_key(message_id: str) -> bytes:
-    return blake2b(message_id.encode(), digest_size=12).digest()
+    return Keys(_hash(message_id), _hash(str(date))[:8] + trimmed_key[:8], content, trimmed_key, unnamed)
 
 
 def _hash(text: str, more: bytes = b"") -> bytes:
@@ -203,9 +199,8 @@ class Sieve:
         keys, earlier = mail.keys, self._ids.get(mail.keys.id_key)
         if earlier is None or keys.told_by[:8] == earlier[:8] or keys.told_by[8:] == earlier[8:]:
             return mail
-        made_up = made_up_id(keys.id_key + keys.told_by)
-        defects = (*mail.defects, "reused_message_id")
-        return mail._replace(message_id=made_up, keys=keys._replace(id_key=_id_key(made_up)), defects=defects)
+        made_up, defects = made_up_id(keys.id_key + keys.told_by), (*mail.defects, "reused_message_id")
+        return mail._replace(message_id=made_up, keys=keys._replace(id_key=_hash(made_up)), defects=defects)
 
     def remember(self, keys: Keys) -> None:
         """Record an email with these keys as seen."""

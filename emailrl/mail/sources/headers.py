@@ -17,7 +17,6 @@ from emailrl.mail.sources.text import decode
 _MAX_ENCODED = 65_536  # characters read from a header with encoded words, which take the library quadratic time
 MAX_ADDRESS_CHARS = 1_000_000  # maximum characters read from an address header
 _MAX_DATE_CHARS = 200
-_MAX_FIELD_NAME, _MAX_NAMES = 100, 4096
 
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
 _AROUND_COMMENTS = re.compile(rf"{_QUOTED}|\\.|[()]", re.DOTALL)
@@ -55,8 +54,6 @@ _DATE = re.compile(
     r"(?: \(\w*\))?",
     re.ASCII,
 )
-_DAY_SECONDS = 24 * 60 * 60
-_SHORT_YEARS = range(100, 1000)  # years of three digits count from 1900 (RFC 5322, 4.3)
 _MONTHS = {"JanFebMarAprMayJunJulAugSepOctNovDec"[3 * n - 3 : 3 * n]: f"{n:02}" for n in range(1, 13)}
 _POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
 _RULED_ZONE = re.compile(r":\d\d\s*(EST5EDT|CST6CDT|MST7MDT|PST8PDT)(?!\s*[+-]\d)")
@@ -77,18 +74,14 @@ _ZONE = re.compile(
 
 
 class FieldNames(dict[str, str | None]):
-    """Names of fields in lower case, empty if they are not ``wanted``; None if one is no field, or says that the
-    message may be a file."""
-
-    def __init__(self, wanted: frozenset[str]) -> None:
-        self._wanted = wanted
+    """The wanted names of fields in lower case, "" for others; None for no field, or one that files have."""
 
     def __missing__(self, name: str) -> str | None:
         lower = name.lower()
-        if " " in name or "\t" in name or lower == "content-disposition" or len(name) > _MAX_FIELD_NAME:
+        if " " in name or "\t" in name or lower == "content-disposition" or len(name) > 100:
             return None
-        kept = lower if lower in self._wanted else ""
-        return self.setdefault(name, kept) if len(self) < _MAX_NAMES else kept
+        kept = self.get(lower) or ""
+        return self.setdefault(name, kept) if len(self) < 4096 else kept
 
 
 def header_text(text: str, defects: list[str]) -> str:
@@ -328,12 +321,13 @@ def parse_date(value: str) -> datetime | None:
             return datetime.fromisoformat(f"{year}-{_MONTHS[month]}-{day:0>2} {clock}{offset}").astimezone(UTC)
         if fields := parsedate_tz(_readable(value[:_MAX_DATE_CHARS])):
             moment, seconds = fields[:6], fields[9] or 0
-            moment = (moment[0] + 1900 if moment[0] in _SHORT_YEARS else moment[0], *moment[1:])
+            years = 1900 if 100 <= moment[0] < 1000 else 0  # from which those of three digits count (RFC 5322, 4.3)
+            moment = (moment[0] + years, *moment[1:])
             zone = _RULED_ZONE.search(_COMMENT.sub(" ", value[:_MAX_DATE_CHARS]))
         else:
             time = datetime.fromisoformat(value)
             return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        if abs(seconds) >= _DAY_SECONDS:
+        if abs(seconds) >= 24 * 60 * 60:
             return None
         # A leap second is read as the second before it.
         time = datetime(*moment[:5], 59 if moment[5] == 60 else moment[5], tzinfo=UTC)

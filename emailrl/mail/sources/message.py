@@ -46,7 +46,7 @@ _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
     (*PEOPLE, *THREAD, *DELIVERED, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
-_kept_as = FieldNames(_KEPT)
+_kept_as = FieldNames(zip(_KEPT, _KEPT, strict=True))
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
