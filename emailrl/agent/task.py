@@ -228,10 +228,11 @@ def with_names(mailbox: Mailbox, shown: Any) -> Any:
         return [with_names(mailbox, each) for each in shown]
     if (email := mailbox.read(shown["message_id"])) is None:
         return shown
-    place, more = mailbox.place_in_thread(email), dict[str, Any]()
+    thread, more = mailbox.thread(email), dict[str, Any]()
     if "snippet" in shown:
         more |= {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
-    more |= {"thread": place and f"{place[0]} of {place[1]}", "machine": email.machine}
+    place = f"{thread.index(email.message_id) + 1} of {len(thread)}" if len(thread) > 1 else ""
+    more |= {"thread": place, "machine": email.machine}
     if "snippet" not in shown:
         more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
     last = ("snippet", "body", "file_name")

@@ -162,7 +162,7 @@ def _progress_bar(source: Source) -> Iterator[tuple[Report, Console]]:
             tasks[phase] = bar.add_task(phase, total=None, told="")
             bar.start()  # not before the first message, so that a bad argument prints only its error
         fraction = source.fraction() if total is None else messages / max(total, 1)
-        length, told = None if fraction is None else 1.0, counted(messages, "message")
+        length, told = None if fraction is None else 1.0, f"{messages:,}"  # files without mail, too
         bar.update(tasks[phase], total=length, completed=fraction or 0.0, told=told, refresh=True)
 
     try:

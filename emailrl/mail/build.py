@@ -55,7 +55,8 @@ _OR_ANEW = "or build it anew with --overwrite; nothing was written."
 _TO_ADD = f"Add what is new with --append, {_OR_ANEW}"
 _FLUSH_MAILS = 1000
 _INDEX_MAILS = 20_000
-_LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2}
+_LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2, "pgsz": 512}
+"""Small pages let a search skip more of a common word's emails."""
 _DEFAULTS = {"hashsize": 1024 * 1024, "automerge": 4, "usermerge": 4}
 _MERGE_PAGES = 100_000
 
@@ -106,22 +107,18 @@ def build_database(
         old = db if (append or sync) and db.exists() else None
         with _naming(db), contextlib.closing(_Loader(building, None if sync else old)) as loader:
             before: set[bytes] = set()
-            has_more = old is not None and _has_more(old, texts=settings.attachment_text)
-            for keys in _keys_in(old) if old else ():
+            for keys in _keys_in(old, texts=settings.attachment_text) if old else ():
                 if sync:
                     before.add(keys.id_key + keys.content_key)
                 else:
                     sieve.remember(keys)
             num_before = len(before)
-            read = (
-                emails.read(judge, workers, building.with_suffix(".unpacked"))
-                if isinstance(emails, Source)
-                else (judge(email) for email in emails)
-            )
+            scratch = building.with_suffix(".unpacked")
+            read = emails.read(judge, workers, scratch) if isinstance(emails, Source) else (judge(it) for it in emails)
             with contextlib.closing(read) as mails:
                 seen = 0
-                for seen, mail in enumerate(mails, 1):
-                    if sieve.passes(mail):
+                for seen, found in enumerate(mails, 1):
+                    if mail := sieve.passed(found):
                         loader.add(mail)
                         before.discard(mail.keys.id_key + mail.keys.content_key)
                         if loader.mails == limit:
@@ -132,8 +129,12 @@ def build_database(
                     progress("read", seen, seen)
             added, removed = loader.mails - num_before + len(before), len(before)
             is_new = loader.mails > 0 and added + removed > 0
-            if is_new and removed and has_more:
-                raise UsageError(f"--sync would remove {removed:,} emails from {db}, to which --append added.", _TO_ADD)
+            if is_new and removed:
+                with database.opened(db) as connection:
+                    if database.noted(connection, "appended"):
+                        raise UsageError(
+                            f"--sync would remove {removed:,} emails from {db}, added to by --append.", _TO_ADD
+                        )
             if is_new:
                 loader.write(progress, texts=settings.attachment_text)
         if is_new:
@@ -157,17 +158,11 @@ def build_database(
     return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
 
 
-def _has_more(old: Path, *, texts: bool) -> bool:
-    """Whether emails were appended to a database; UsageError if it has texts of files that this build would lose."""
-    with database.opened(old) as connection:
-        if database.noted(connection, "attachment_text") and not texts:
-            raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")
-        return database.noted(connection, "appended") is not None
-
-
-def _keys_in(old: Path) -> Iterator[Keys]:
-    """The keys of every email of a database."""
+def _keys_in(old: Path, *, texts: bool) -> Iterator[Keys]:
+    """The keys of every email of a database; UsageError if it has texts of files that this build would lose."""
     with contextlib.closing(connect(old, mapped=False)) as opened:
+        if database.noted(opened, "attachment_text") and not texts:
+            raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")
         rows = driver(opened).execute("SELECT message_id, subject, from_address, body, date FROM emails")
         yield from (keys_of(*row) for row in rows)
 

@@ -19,9 +19,11 @@ from emailrl.mail.database import PARTY
 
 LANGUAGES = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian")
 _COMMON = {
-    "german": "und der das dass nicht ist mit für wir ich sie bitte eine einen wird haben auf zum zur ä ö ü ß",
-    "french": "les des une pour vous nous dans avec pas sur est votre que merci bonjour ç è ê à",
-    "spanish": "los las por para con una del que está como hola gracias su el ñ ¿ ¡ ó",
+    "german": "und der das dass nicht ist mit für wir ich sie bitte eine einen wird haben auf zum zur ä ö ü ß "
+    "bei dem dir mir uns hallo liebe noch auch aber wenn oder liegt sind kommt",
+    "french": "les des une pour vous nous dans avec pas sur est votre que merci bonjour ç è ê à "
+    "je chez sont mais salut bises mme elle cette bien é",
+    "spanish": "los las por para con una del que está como hola gracias su el ñ ¿ ¡ ó muy pero hay cuando esta í",
     "italian": "gli della che sono non una con del ciao grazie questo è ò ù il",
     "portuguese": "os não para uma com você são obrigado que ã õ dos em",
     "dutch": "het een niet van voor met wij zijn ik naar ij graag deze",

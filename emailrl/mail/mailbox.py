@@ -14,6 +14,7 @@ import os
 import re
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -187,9 +188,8 @@ class Mailbox:
         if (query := self._query(keywords, from_addr, to_addr, sent_after, sent_before)) is None:
             return 0
         _, match, people, bounds = query
-        return len(
-            self._rows(_HITS.format(columns="1", first="emails_fts.rowid"), (match, *people, *bounds, MOST_COUNTED))
-        )
+        counted = _HITS.format(columns="1", first="emails_fts.rowid")
+        return len(self._rows(counted, (match, *people, *bounds, MOST_COUNTED)))
 
     def _query(
         self, keywords: list[str], from_addr: object, to_addr: object, sent_after: object, sent_before: object
@@ -228,12 +228,6 @@ class Mailbox:
         names = names_of(lines)
         more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
         return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
-
-    def place_in_thread(self, email: Email) -> tuple[int, int] | None:
-        """Return the place of an email in its thread, from 1, and the number of the thread's emails in this mailbox;
-        None if it is alone or they are more than ``MOST_COUNTED``."""
-        ids = self.thread(email)
-        return (ids.index(email.message_id) + 1, len(ids)) if len(ids) > 1 else None
 
     def thread(self, email: Email) -> list[str]:
         """Return the ids of the thread's emails in this mailbox, oldest first: only the email's own if it is alone or
@@ -438,10 +432,13 @@ def quoted(keyword: str) -> str:
 
 def short_text(keywords: Sequence[str]) -> int:
     """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
-    keyword's longest word, and one more character separates it from the next."""
+    keyword's longest word, and one more character separates it from the next. No word of a text matches two different
+    ones, and one in ``emails.extra`` that may (a stem) has at least nine characters."""
     # A letter with several accents is one character in a text, so only ASCII words are measured.
-    words = (_ASCII_WORD.findall(keyword) if keyword.isascii() else () for keyword in keywords)
-    return int(_MOST_MATCHES / sum(1 / (1 + max(map(len, each), default=1)) for each in words))
+    words = [_ASCII_WORD.findall(keyword.lower()) for keyword in keywords if keyword.isascii()]
+    longest = Counter(max(each, key=len, default="") for each in words)
+    matches = max([len(keywords) / 9, *(number / (1 + (len(word) or 1)) for word, number in longest.items())])
+    return int(_MOST_MATCHES / (matches + (len(keywords) - len(words)) / 2))
 
 
 def has_few_matches(text: str, keywords: Sequence[str]) -> bool:

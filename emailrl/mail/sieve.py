@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 from itertools import chain
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from emailrl.mail.languages import indexed_words
 from emailrl.mail.sources.attached import with_attachments
@@ -49,6 +49,7 @@ class Keys(NamedTuple):
     """Hashes that identify an email."""
 
     id_key: bytes  # of the Message-ID
+    told_by: bytes  # of the date, eight bytes, then of the content of ``trimmed_key``, as long
     content_key: bytes  # of subject, body and sender
     trimmed_key: bytes  # of the same without line endings and trailing whitespace, which archives change; or empty
     unnamed_key: bytes  # of the date and the content of ``trimmed_key``; empty for an email with its own Message-ID
@@ -116,7 +117,9 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     kinds = zip(("to ", "cc ", "bcc "), recipients, strict=True)
     people = "\n".join(dict.fromkeys([kind + address for kind, those in kinds for address in those]))
-    keys = keys_of(message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe))
+    keys = keys_of(
+        message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe) or not email.is_research
+    )
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])
@@ -148,7 +151,7 @@ def keys_of(
         text = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
         trimmed_key = _hash(f"{subject.strip()}\0{from_address}\0{text}")
     unnamed = _hash(str(date), trimmed_key) if is_unnamed else b""
-    return Keys(blake2b(message_id.encode(), digest_size=12).digest(), content, trimmed_key, unnamed)
+    return Keys(_hash(message_id), _hash(str(date))[:8] + trimmed_key[:8], content, trimmed_key, unnamed)
 
 
 def _hash(text: str, more: bytes = b"") -> bytes:
@@ -159,16 +162,20 @@ class Sieve:
     """Passes each email once, and counts those that do not pass. Rejected are those skipped by ``sift``, then
     ``duplicate`` (the setting ``dedupe``), then ``duplicate_id``. As in ART-E, an email of a research corpus is a
     duplicate if subject, body and sender equal those of an earlier one exactly; for a person's own mail, their trimmed
-    forms are compared."""
+    forms are compared, and an email whose Message-ID an earlier one of another date and content has gets a made-up
+    one: some devices give all of theirs the same."""
 
     def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
         self.skipped = Counter[str]()  # number of rejected messages by reason
         self.defects = Counter[str]()  # number of passed messages with defects, by kind
         self._dedupe, self._listing = dedupe, listing or (lambda what, reason, name: None)
-        self._ids, self._contents, self._trimmed, self._unnamed = (set[bytes]() for _ in range(4))
+        self._ids = dict[bytes, bytes]()
+        self._contents, self._trimmed, self._unnamed = (set[bytes]() for _ in range(3))
 
-    def passes(self, mail: SiftedMail | Skipped) -> TypeGuard[SiftedMail]:
-        """Whether to store the email; if not, it is counted."""
+    def passed(self, mail: SiftedMail | Skipped) -> SiftedMail | None:
+        """Return the email to store; one that is not to be stored is counted."""
+        if not isinstance(mail, Skipped) and not mail.is_research:
+            mail = self._told_apart(mail)
         dedupes = self._dedupe or (self._dedupe is None and not isinstance(mail, Skipped) and mail.is_research)
         if isinstance(mail, Skipped):
             reason = mail.reason
@@ -179,17 +186,25 @@ class Sieve:
         elif mail.keys.id_key in self._ids or (not mail.is_research and mail.keys.unnamed_key in self._unnamed):
             reason = "duplicate_id"
         else:
-            self.remember(mail.keys if dedupes else mail.keys._replace(content_key=b""))
+            self.remember(mail.keys if dedupes else mail.keys._replace(content_key=b"", trimmed_key=b""))
             for defect in mail.defects:
                 self.defects[defect] += 1
                 self._listing("repaired", defect, mail.file_name)
-            return True
+            return mail
         self.skipped[reason] += 1
         self._listing("skipped", reason, mail.file_name)
-        return False
+        return None
+
+    def _told_apart(self, mail: SiftedMail) -> SiftedMail:
+        keys, earlier = mail.keys, self._ids.get(mail.keys.id_key)
+        if earlier is None or keys.told_by[:8] == earlier[:8] or keys.told_by[8:] == earlier[8:]:
+            return mail
+        made_up, defects = made_up_id(keys.id_key + keys.told_by), (*mail.defects, "reused_message_id")
+        return mail._replace(message_id=made_up, keys=keys._replace(id_key=_hash(made_up)), defects=defects)
 
     def remember(self, keys: Keys) -> None:
         """Record an email with these keys as seen."""
-        for seen, key in zip((self._ids, self._contents, self._trimmed, self._unnamed), keys, strict=True):
+        self._ids[keys.id_key] = keys.told_by
+        for seen, key in zip((self._contents, self._trimmed, self._unnamed), keys[2:], strict=True):
             if key:
                 seen.add(key)

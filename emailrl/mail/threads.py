@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from hashlib import blake2b
 
-import numpy as np
-
-_Numbers = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 Row = tuple[int, str, str | None, str]
 """An email's id, Message-ID, subject, and the Message-IDs it refers to, separated by spaces."""
 
@@ -22,50 +20,39 @@ _PREFIXES = re.compile(r"(?:\s*(?:re|aw|sv|antw|fw|fwd|wg|tr)\s*(?:\[\d+\]|\(\d+
 _PREFIX_CHARS = 12  # in which a reply's first prefix ends
 
 
-def threads_of(rows: Iterable[Row]) -> Iterator[tuple[int, int]]:
-    """Yield (id of an email, number of its thread) for the emails of threads of two or more. Memory: 16 bytes for each
-    email, for each reference and for each subject of an email without any."""
-    links, ids, own = array("Q"), array("q"), array("Q")  # links are pairs of nodes: Message-IDs, topics after a NUL
-    topical, replied = array("Q"), array("Q")  # links of emails without references to their topics; those of replies
+def threads_of(rows: Iterable[Row]) -> list[tuple[int, int]]:
+    """Return (id of an email, number of its thread) for the emails of threads of two or more."""
+    lower = dict[int, int]()  # from each linked node to one of its thread with a lower number, or to itself
+    ids, own, topical, replied = array("q"), array("Q"), array("Q"), set[int]()
+
+    def lowest(node: int) -> int:
+        while (below := lower.setdefault(node, node)) != node:
+            lower[node] = node = lower[below]
+        return node
+
+    def join(one: int, other: int) -> None:
+        low, high = sorted((lowest(one), lowest(other)))
+        lower[high] = low
+
     for email_id, message_id, subject, references in rows:
         node = _node(message_id)
         ids.append(email_id)
         own.append(node)
         if references:
             for reference in references.split(" "):
-                links.extend((node, _node(reference)))
+                join(node, _node(reference))
         elif subject:
             prefixes = _PREFIXES.match(subject) if ":" in subject[:_PREFIX_CHARS] else None
             topic = subject[prefixes.end() :] if prefixes else subject
-            topical.extend((node, other := _node(f"\0{topic.strip().lower()}")))
+            topical.extend((node, shared := _node(f"\0{topic.strip().lower()}")))
             if prefixes and topic.strip():
-                replied.append(other)
-    by_topic = np.frombuffer(topical, np.uint64).reshape(-1, 2)
-    by_topic = by_topic[np.isin(by_topic[:, 1], np.frombuffer(replied, np.uint64))]
-    pairs = np.concatenate((np.frombuffer(links, np.uint64), by_topic.ravel()))
-    nodes, numbered = np.unique(pairs, return_inverse=True)
-    if not nodes.size:
-        return
-    first = _components(numbered[::2], numbered[1::2], nodes.size)
-    places = np.minimum(np.searchsorted(nodes, own), nodes.size - 1)
-    linked = np.flatnonzero(nodes[places] == np.frombuffer(own, np.uint64))
-    thread = first[places[linked]]
-    kept = np.bincount(thread, minlength=nodes.size)[thread] > 1
-    numbers = nodes[thread[kept]] >> np.uint64(1)
-    yield from zip(np.frombuffer(ids, np.int64)[linked[kept]].tolist(), numbers.tolist(), strict=True)
-
-
-def _components(one: _Numbers, other: _Numbers, nodes: int) -> _Numbers:
-    """The lowest node that each of so many nodes is linked with, through others too. Every round halves the number of
-    trees that are not done, at least."""
-    root = np.arange(nodes)
-    while not np.array_equal(ones := root[one], others := root[other]):
-        lower = np.minimum(ones, others)
-        np.minimum.at(root, ones, lower)
-        np.minimum.at(root, others, lower)
-        while not np.array_equal(above := root[root], root):
-            root = above
-    return root
+                replied.add(shared)
+    for node, shared in zip(topical[::2], topical[1::2], strict=True):
+        if shared in replied:
+            join(node, shared)
+    threads = [(email_id, lowest(node)) for email_id, node in zip(ids, own, strict=True) if node in lower]
+    emails = Counter(thread for _, thread in threads)
+    return [(email_id, thread >> 1) for email_id, thread in threads if emails[thread] > 1]
 
 
 def _node(text: str) -> int:

@@ -91,9 +91,9 @@ def test_an_email_has_names_files_thread_and_machine_as_written(db: Path) -> Non
     assert (first.from_name, reply.from_name) == (MUELLER, OBRIEN)
     assert first.names == {"p1@x.de": MUELLER, "ann@x.org": "Ann Lee"} and first.named("bob@x.org") == "bob@x.org"
     assert first.attachments == ["Mieterhöhung_2026.pdf"] and reply.attachments == []
-    assert first.thread_id == reply.thread_id and box.place_in_thread(reply) == (2, 2)
-    assert box.place_in_thread(answer) == (2, 2) and sale.thread_id is None and box.place_in_thread(sale) is None
-    assert open_mailbox(db, ME, "2026-05-02").place_in_thread(first) is None, "the future is not counted"
+    assert first.thread_id == reply.thread_id and box.thread(reply) == [first.message_id, reply.message_id]
+    assert len(box.thread(answer)) == 2 and sale.thread_id is None and box.thread(sale) == [sale.message_id]
+    assert open_mailbox(db, ME, "2026-05-02").thread(first) == [first.message_id], "the future is not counted"
     assert [each.machine for each in (first, sale)] == ["", "newsletter"]
 
 

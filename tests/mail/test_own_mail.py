@@ -146,3 +146,24 @@ def test_duplicates_of_a_research_corpus_are_art_es(tmp_path: Path) -> None:
     three = (same, longer, same.replace(b"<1@x>", b"<3@x>"))
     tar = in_one(tmp_path, make_tar({f"allen-p/inbox/{n}.": content for n, content in enumerate(three, 1)}))
     assert built(tar, tmp_path / "m.db").skipped == {"duplicate": 1}
+
+
+def test_a_device_that_reuses_its_message_id_loses_no_mail(tmp_path: Path) -> None:
+    def read(*times: int, append: bool = False, sync: bool = False) -> BuildReport:
+        source = open_source(in_one(tmp_path, mbox(*(scan(time) for time in times))))
+        return build_database(source, tmp_path / "m.db", append=append, sync=sync, workers=0)
+
+    def scan(hour: int, body: str = "") -> bytes:
+        date = f"1 May 2001 {hour}:00:00 +0000"
+        text = f"Message-ID: <scan@printer>\nDate: {date}\nFrom: printer@x.org\nTo: ann@x.org\nSubject: Scan\n\n"
+        return f"{text}{body or f'Page {hour}.'}\n".encode()
+
+    report = read(10, 11, 12, 11)
+    assert (report.emails, report.skipped, report.defects) == (3, {"duplicate_id": 1}, {"reused_message_id": 2})
+    again = read(12, 11, 13, 10, append=True)
+    assert (again.added, again.skipped) == (1, {"duplicate_id": 3})
+    assert read(10, 11, 12, 13, sync=True).added == 0
+    # A list's footer changes the text of a copy, some programs the date: one of them tells that it is a copy.
+    copies = mbox(scan(10), scan(10, "Page 10.\n-- \nA list"), scan(14, "Page 10."))
+    report = build_database(open_source(in_one(tmp_path, copies)), tmp_path / "copies.db", workers=0)
+    assert (report.emails, report.skipped) == (1, {"duplicate_id": 2})

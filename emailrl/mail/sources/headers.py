@@ -50,12 +50,11 @@ _LISTED = re.compile(
 """A person in an X-To header of CMU's Enron release: ``Ann Lee``, ``Lee, Ann </O=ENRON/…>``, ``"Ann" <ann@x.org>``."""
 
 _DATE = re.compile(
-    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)(?: \(\w*\))?"
+    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) ((?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d) ([+-]\d\d[0-5]\d)"
+    r"(?: \(\w*\))?",
+    re.ASCII,
 )
-_DAY_SECONDS = 24 * 60 * 60
-_SHORT_YEARS = range(100, 1000)  # years of three digits count from 1900 (RFC 5322, 4.3)
-_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, 1)}
+_MONTHS = {"JanFebMarAprMayJunJulAugSepOctNovDec"[3 * n - 3 : 3 * n]: f"{n:02}" for n in range(1, 13)}
 _POSIX_ZONE = re.compile(r"\b([A-Z]{3})\d[A-Z]{3}\b")
 _RULED_ZONE = re.compile(r":\d\d\s*(EST5EDT|CST6CDT|MST7MDT|PST8PDT)(?!\s*[+-]\d)")
 """A zone whose daylight saving time is in the zone database."""
@@ -72,6 +71,17 @@ _ZONE = re.compile(
     r"(?P<time>:\d\d)(?:\.\d+)?(?:\s*(?P<name>[A-Z]{1,5}))?"
     r"(?:\s*(?P<sign>[+-])(?P<hours>\d{1,2}):?(?P<minutes>\d\d)?)?(?!\S)"
 )
+
+
+class FieldNames(dict[str, str | None]):
+    """The wanted names of fields in lower case, "" for others; None for no field, or one that files have."""
+
+    def __missing__(self, name: str) -> str | None:
+        lower = name.lower()
+        if " " in name or "\t" in name or lower == "content-disposition" or len(name) > 100:
+            return None
+        kept = self.get(lower) or ""
+        return self.setdefault(name, kept) if len(self) < 4096 else kept
 
 
 def header_text(text: str, defects: list[str]) -> str:
@@ -135,7 +145,7 @@ def note(names: dict[str, str], addresses: Iterable[str], written: Iterable[str]
     """Add display names to ``names`` as they are written, the first of each address; an address is none. ``plain``:
     all are printable ASCII without encoded words, quotes or repeated spaces."""
     for address, name in zip(addresses, written, strict=False):
-        if name and "@" not in name and address not in names:
+        if name and address not in names:
             name = name.strip() if plain else shown_name(name)
             if name[:1] == "'" == name[-1:]:
                 name = name[1:-1].strip()
@@ -307,22 +317,21 @@ def parse_date(value: str) -> datetime | None:
     read or its zone offset is a day or more."""
     try:
         if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
-            day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = match.groups()
-            moment = (int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second))
-            offset = (int(zone_hours) * 60 + int(zone_minutes)) * (60 if sign == "+" else -60)
-            zone = None
-        elif fields := parsedate_tz(_readable(value[:_MAX_DATE_CHARS])):
-            moment, offset = fields[:6], fields[9] or 0
-            moment = (moment[0] + 1900 if moment[0] in _SHORT_YEARS else moment[0], *moment[1:])
+            day, month, year, clock, offset = match.groups()
+            return datetime.fromisoformat(f"{year}-{_MONTHS[month]}-{day:0>2} {clock}{offset}").astimezone(UTC)
+        if fields := parsedate_tz(_readable(value[:_MAX_DATE_CHARS])):
+            moment, seconds = fields[:6], fields[9] or 0
+            years = 1900 if 100 <= moment[0] < 1000 else 0  # from which those of three digits count (RFC 5322, 4.3)
+            moment = (moment[0] + years, *moment[1:])
             zone = _RULED_ZONE.search(_COMMENT.sub(" ", value[:_MAX_DATE_CHARS]))
         else:
             time = datetime.fromisoformat(value)
             return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        if abs(offset) >= _DAY_SECONDS:
+        if abs(seconds) >= 24 * 60 * 60:
             return None
         # A leap second is read as the second before it.
         time = datetime(*moment[:5], 59 if moment[5] == 60 else moment[5], tzinfo=UTC)
-        return time.replace(tzinfo=ZoneInfo(zone[1])).astimezone(UTC) if zone else time - timedelta(seconds=offset)
+        return time.replace(tzinfo=ZoneInfo(zone[1])).astimezone(UTC) if zone else time - timedelta(seconds=seconds)
     except (ValueError, OverflowError, TypeError, IndexError, KeyError):
         return None  # the library accepts odd fields or fails on them; KeyError: a machine without a zone database
 

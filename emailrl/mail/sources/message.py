@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator
 from email.message import Message
 from email.utils import unquote
-from functools import lru_cache
 from itertools import takewhile
 
 from emailrl.mail.database import clean_text
@@ -22,6 +21,7 @@ from emailrl.mail.sources.headers import (
     LABEL,
     MACHINE_FIELDS,
     MAX_ADDRESS_CHARS,
+    FieldNames,
     header_text,
     machine_of,
     message_ids,
@@ -46,7 +46,7 @@ _KEPT = MACHINE_FIELDS.union(
     ("message-id", "date", "subject", "content-type", "content-transfer-encoding"),
     (*PEOPLE, *THREAD, *DELIVERED, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
-_MAX_FIELD_NAME = 100
+_kept_as = FieldNames(zip(_KEPT, _KEPT, strict=True))
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -158,7 +158,7 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     headers: dict[str, str] = {}
     for line in text.split("\n"):
         name, colon, value = line.partition(":")
-        if not colon or len(name) > _MAX_FIELD_NAME or (kept := _kept_as(name)) is None:
+        if not colon or (kept := _kept_as[name]) is None:
             return None
         if kept and kept not in headers:
             headers[kept] = value.strip()
@@ -172,14 +172,6 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
     if not body.isascii() or not _PLAIN_TYPE.fullmatch(headers.get("content-type", "text/plain")):
         return None
     return headers, body.decode("ascii")
-
-
-@lru_cache(4096)
-def _kept_as(name: str) -> str | None:
-    """A field's name in lower case, empty if it is not kept; None if it is no field, or says that the message may be a
-    file."""
-    lower = name.lower()
-    return None if " " in name or "\t" in name or lower == "content-disposition" else lower if lower in _KEPT else ""
 
 
 def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
