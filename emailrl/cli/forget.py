@@ -1,9 +1,9 @@
 """Remove a mailbox from the databases, questions, runs, caches and pages below a folder.
 
 Every mail that its address sent, got or stands in goes, and every line of a JSONL file that names the address or such a
-mail, or quotes it. Pages and conversions that do are deleted, and caches of replies. Other files that do, such as the
-archive that gen-db read, are listed and left, with exit code 1. Zip, gzip, bzip2, xz, zstandard and Parquet files and
-Base64 are looked into; 7-Zip, RAR and PDF are not. Weights trained on the mail keep what they learned: delete the run.
+mail, or quotes six words of it. Pages and conversions that do are deleted, and caches of replies. Other files that do,
+such as the archive that gen-db read, are listed and left, with exit code 1. Zip, tar, gzip, bzip2, xz, zstandard,
+Parquet and Base64 are looked into; 7-Zip, RAR, PDF are not. Weights trained on the mail keep it: delete the run.
 
 Examples:
 
@@ -57,4 +57,4 @@ def forget(
     if json:
         print_json(found)
     if found.left and not dry_run:
-        raise EmailRLError(f"{counted(len(found.left), 'file')} could not be cleared.", "See the lines above.")
+        raise EmailRLError(f"{counted(len(found.left), 'file')} left.", "Clear them now: later runs find only the address.")

@@ -31,7 +31,8 @@ from emailrl.records.index import index_path
 
 _RUN: Final = 6  # words of a quotation
 _GZIP, _ZSTANDARD, _ZIP, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\3\4", b"PAR1"
-_PIECE, _OVERLAP, _START = 1 << 26, 1 << 12, 1 << 12  # bytes read at once; read again; that have no NUL in text
+_PIECE, _OVERLAP, _START = 1 << 26, 1 << 12, 1 << 12  # bytes read at once; read again; by which text is told
+_NO_TEXT: Final = re.compile(rb"[\x01-\x07\x0e-\x1a\x1c-\x1f]")  # NULs stand in UTF-16 and tar archives, too
 _LINED: Final = (".jsonl", "/training.log")
 _WRITTEN: Final = ("", ".eval", ".html", ".json", ".jsonl")
 _OURS: Final = re.compile(
@@ -40,7 +41,7 @@ _OURS: Final = re.compile(
 """What only conversions, ``ask.json`` and pages have, of files that end as those in ``_WRITTEN``."""
 _BASE64: Final = re.compile(rb"(?:[A-Za-z0-9+/]{4}\r?\n?){15,}(?:[A-Za-z0-9+/]{2,3}={1,2})?")  # in a page, in mail
 _ESCAPED: Final = re.compile(r"\\+(?:u([0-9a-f]{4})|[nrt\"/])|</?b>")
-_NAMED: Final = "has traces of it: yours to change or delete"
+_NAMED: Final = "has traces of it, or its path has: yours to change or delete"
 _MAILS: Final = f"""
     emails WHERE {" OR ".join(f"names({column.name})" for column in emails.columns)}
     OR id IN (SELECT email_id FROM recipients WHERE names(recipient_address))"""
@@ -82,7 +83,8 @@ class _Traces:
 
     def are_in(self, content: bytes) -> bool:
         """Whether some are in text, or in what it has packed in it; in other bytes only the address is sought."""
-        if b"\0" in content[:_START]:
+        content = content.replace(b"\0", b"")
+        if _NO_TEXT.search(content[:_START]):
             return self._inbox.encode() in content.lower()
         text = content.decode(errors="replace").lower()
         text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else " ", text)
@@ -110,6 +112,8 @@ def forget(inbox: str, folder: Path, agreed: Callable[[Forgotten], bool]) -> For
     for path in files:
         if path not in (*databases, *caches) and path.exists():  # SQLite removes what it has beside a database
             _sort(path, traces, done)
+    paths = (path for path in files if traces.names(path.relative_to(folder)) and path not in done.deleted)
+    done.left = dict.fromkeys(paths, _NAMED) | done.left
     done.deleted += caches if done.removed else []  # of replies, which quote mail without naming it
     if not (done.removed or done.deleted or _NAMED in done.left.values()):
         raise UsageError(f"Nothing below {folder} names {inbox}.", "Check --inbox, and the folder.")
@@ -144,8 +148,8 @@ def _sort(path: Path, traces: _Traces, done: Forgotten) -> None:
     try:
         if not (count := sum(map(traces.are_in, _pieces(path)))):
             return
-        is_ours = path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path)))
-        is_ours = is_ours or path.with_name(MARKER).is_file()  # in an export
+        is_exported = path.with_name(MARKER).is_file()
+        is_ours = is_exported or (path.suffix in _WRITTEN and any(map(_OURS.search, _pieces(path))))
     except (*BROKEN, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         done.left[path] = f"cannot be unpacked: {error}"
         return
@@ -169,13 +173,10 @@ def _pieces(path: Path) -> Iterator[bytes]:
         archive = zipfile.ZipFile(file) if magic == _ZIP else None
         whole = CompressedInputStream(file, "zstd") if magic == _ZSTANDARD else decompressed(file)
         for part in map(archive.open, archive.namelist()) if archive else [whole]:
-            if str(path).endswith(_LINED):
-                yield from part
-                continue
-            kept = b""
-            while piece := part.read(_PIECE):
+            kept, is_lined = b"", str(path).endswith(_LINED)
+            while piece := part.readline() if is_lined else part.read(_PIECE):
                 yield kept + piece
-                kept = piece[-_OVERLAP:]
+                kept = b"" if is_lined else piece[-_OVERLAP:]
 
 
 def _tables(path: Path) -> set[str]:

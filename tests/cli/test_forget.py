@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
+import tarfile
 from base64 import encodebytes
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     with CompressedOutputStream(tmp_path / "mine.zst", "zstd") as packed:
         packed.write(sentences_of(db, inbox)[0].encode())
     (tmp_path / "coded.eml").write_bytes(b"From: x@y\n\n" + encodebytes(sentences_of(db, inbox)[1].encode() * 2))
+    (tmp_path / "wide.txt").write_text(sentences_of(db, inbox)[2], "utf-16")
+    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "wide.txt", "wide.txt")
+    (tmp_path / f"of {inbox}").mkdir()
+    (tmp_path / f"of {inbox}" / "empty.txt").touch()
     assert emailrl("export", "--questions", "some.jsonl", "--out", "dataset")[0] == 0
     with sqlite3.connect(db) as connection:  # as the name of an attached file does
         connection.execute("UPDATE emails SET extra = ? WHERE from_address = ?", (f"{inbox}.pdf", other.inbox_address))
@@ -80,7 +86,8 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
     assert code == 1  # the archive is the user's own
     said = json.loads(told.splitlines()[-1])
     left = {path.name: path for path in map(Path, said["left"])}
-    assert set(left) == {"archive.mbox", "mine.jsonl.gz", "mine.zst", "coded.eml", "pipe.jsonl"}
+    packed_files = {"mine.jsonl.gz", "mine.zst", "packed.tar.gz", "coded.eml"}
+    assert set(left) == {"archive.mbox", "wide.txt", "empty.txt", "pipe.jsonl", *packed_files}
     for name in set(left) - {"pipe.jsonl"}:
         left[name].unlink()
     assert [*tmp_path.glob("*.eval")] == []  # each held a trajectory of this mailbox
