@@ -57,4 +57,4 @@ def forget(
     if json:
         print_json(found)
     if found.left and not dry_run:
-        raise EmailRLError(f"{counted(len(found.left), 'file')} left.", "Clear them now: later runs find only the address.")
+        raise EmailRLError(f"{counted(len(found.left), 'file')} left.", "Clear them now: later runs know less of it.")

@@ -163,7 +163,7 @@ def _keys_in(old: Path, *, texts: bool) -> Iterator[Keys]:
     with contextlib.closing(connect(old, mapped=False)) as opened:
         if database.noted(opened, "attachment_text") and not texts:
             raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")
-        rows = driver(opened).execute("SELECT message_id, subject, from_address, body, date FROM emails")
+        rows = driver(opened).execute("SELECT message_id, subject, from_address, body, date, attachments FROM emails")
         yield from (keys_of(*row) for row in rows)
 
 

@@ -49,7 +49,7 @@ class Keys(NamedTuple):
     """Hashes that identify an email."""
 
     id_key: bytes  # of the Message-ID
-    told_by: bytes  # of the date, eight bytes, then of the content of ``trimmed_key``, as long
+    told_by: bytes  # of the date, eight bytes, then of the content of ``trimmed_key`` and names of files, as long
     content_key: bytes  # of subject, body and sender
     trimmed_key: bytes  # of the same without line endings and trailing whitespace, which archives change; or empty
     unnamed_key: bytes  # of the date and the content of ``trimmed_key``; empty for an email with its own Message-ID
@@ -117,10 +117,9 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     date = None if email.date is None else email.date.isoformat(" ")[:19]
     kinds = zip(("to ", "cc ", "bcc "), recipients, strict=True)
     people = "\n".join(dict.fromkeys([kind + address for kind, those in kinds for address in those]))
-    keys = keys_of(
-        message_id, subject, sender, email.body, date, trimmed=bool(settings.dedupe) or not email.is_research
-    )
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
+    trimmed = bool(settings.dedupe) or not email.is_research
+    keys = keys_of(message_id, subject, sender, email.body, date, attachments, trimmed=trimmed)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])
     own = " ".join(shown)
@@ -141,17 +140,17 @@ def _is_junk(email: RawEmail) -> bool:
 
 
 def keys_of(
-    message_id: str, subject: str, from_address: str, body: str, date: str | None, *, trimmed: bool = True
+    message_id: str, subject: str, from_address: str, body: str, date: str | None, files: str, *, trimmed: bool = True
 ) -> Keys:
-    """Return the keys of an email; ``date`` is in its stored form. An email with its own Message-ID gets no trimmed key
-    without ``trimmed``."""
+    """Return the keys of an email; ``date`` and the names of ``files`` are in their stored form. An email with its own
+    Message-ID gets no trimmed key without ``trimmed``."""
     content, trimmed_key = _hash(f"{subject}\0{from_address}", _hash(body)), b""
     is_unnamed = message_id.endswith(MADE_UP)
     if trimmed or is_unnamed:
         text = "\n".join(map(str.rstrip, body.splitlines())).rstrip()
         trimmed_key = _hash(f"{subject.strip()}\0{from_address}\0{text}")
     unnamed = _hash(str(date), trimmed_key) if is_unnamed else b""
-    return Keys(_hash(message_id), _hash(str(date))[:8] + trimmed_key[:8], content, trimmed_key, unnamed)
+    return Keys(_hash(message_id), _hash(str(date))[:8] + _hash(files, trimmed_key)[:8], content, trimmed_key, unnamed)
 
 
 def _hash(text: str, more: bytes = b"") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mailbox
 from collections.abc import Callable
 from email.message import EmailMessage
@@ -155,7 +156,8 @@ def test_a_device_that_reuses_its_message_id_loses_no_mail(tmp_path: Path) -> No
 
     def scan(hour: int, body: str = "") -> bytes:
         date = f"1 May 2001 {hour}:00:00 +0000"
-        text = f"Message-ID: <scan@printer>\nDate: {date}\nFrom: printer@x.org\nTo: ann@x.org\nSubject: Scan\n\n"
+        text = f"Message-ID: <scan@printer>\nDate: {date}\nFrom: printer@x.org\nTo: ann@x.org\nSubject: Scan\n"
+        text += "" if body.startswith("Content-") else "\n"
         return f"{text}{body or f'Page {hour}.'}\n".encode()
 
     report = read(10, 11, 12, 11)
@@ -167,3 +169,8 @@ def test_a_device_that_reuses_its_message_id_loses_no_mail(tmp_path: Path) -> No
     copies = mbox(scan(10), scan(10, "Page 10.\n-- \nA list"), scan(14, "Page 10."))
     report = build_database(open_source(in_one(tmp_path, copies)), tmp_path / "copies.db", workers=0)
     assert (report.emails, report.skipped) == (1, {"duplicate_id": 2})
+    # The text of a scanner's mails is always the same, but not the name of the file.
+    named = [(time, f"Content-Disposition: attachment; filename=a{time}.pdf\n\n%PDF") for time in (10, 11, 12)]
+    scans = mbox(*itertools.starmap(scan, named))
+    report = build_database(open_source(in_one(tmp_path, scans)), tmp_path / "scans.db", workers=0)
+    assert report.emails == 3
