@@ -294,10 +294,11 @@ def runs_record(paths: Sequence[Path]) -> Record:
     flat: list[Record] = []
     for record in records:
         sections = [section for section in record["settings"].values() if isinstance(section, dict)]
-        flat.append({name: section[name] for section in sections for name in section if name not in _PLACES})
+        given = {name: section[name] for section in sections for name in section if name not in _PLACES}
+        flat.append({name: Path(each).name if str(each)[:1] == "/" else each for name, each in given.items()})
     differing = [name for name in dict.fromkeys(chain(*flat)) if len({str(each.get(name)) for each in flat}) > 1]
     runs = [
-        {name: record[name] for name in ("title", "steps", "evaluations", "confirmed", "pair")}
+        {name: record[name] for name in ("title", "status", "steps", "evaluations", "confirmed", "pair")}
         | {"given": {name: given.get(name) for name in differing}}
         for record, given in zip(records, flat, strict=True)
     ]

@@ -9,6 +9,7 @@ const pointsOf = (records, field) => records.filter((each) => Number.isFinite(ea
 const seconds = (run) => sum(run.steps.map((step) => step.seconds?.total || 0)) || null;
 const held = (run) => pointsOf(run.evaluations, "accuracy");
 const RUN_COLUMNS = {
+  state: [(run) => run.status?.state ?? null, String],
   test: [(run) => run.pair?.after.accuracy ?? null, percent],
   confirmed: [(run) => run.confirmed?.accuracy ?? null, percent],
   best: [(run) => (held(run).length ? Math.max(...held(run).map((point) => point.y)) : null), percent],
@@ -28,7 +29,7 @@ function runsOverview() {
   const { runs } = data.run;
   const settings = Object.keys(runs[0].given);
   const groupsBy = (setting) => groupedBy(runs, (run) => textOf(run.given[setting]));
-  const natural = settings.find((name) => name !== "seed" && groupsBy(name).size < runs.length);
+  const natural = settings.find((name) => !["seed", "max_steps"].includes(name) && groupsBy(name).size < runs.length);
   const by = state.by === undefined ? natural : settings.find((name) => name === state.by);
   const names = runs.map((run) => (by ? textOf(run.given[by]) : distinct(run.title, runs)));
   const order = [...new Set(names)];
