@@ -56,5 +56,4 @@ def mcp(
             asyncio.run(serve_stdio(server))
             return
         token = server_token(host, settings.store.server_token)
-        say(f"Serving MCP at http://{host}:{port}/mcp. Ctrl-C ends it.")
-        listen(Guard(server.streamable_http_app(host=host), token), host, port)
+        listen(Guard(server.streamable_http_app(host=host), token), host, port, f"MCP at http://{host}:{port}/mcp")

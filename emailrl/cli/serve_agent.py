@@ -15,7 +15,6 @@ Examples:
 from __future__ import annotations
 
 from emailrl.cli.options import Checkpoint, Host, Inbox, Overrides, Port, Trust, setting_options
-from emailrl.cli.output import say
 
 
 @setting_options("model_name engine thinking chat_template_kwargs db max_cost")
@@ -47,5 +46,5 @@ def serve_agent(
             lambda question, earlier, report: agent.answer(question, own, earlier=earlier, report=report),
             f"http://{host}:{port}",
         )
-        say(f"Serving http://{host}:{port}/v1 (model emailrl). Ctrl-C ends it.")
-        listen(Guard(server.app, token, lambda path: path.startswith(EMAILS)), host, port)
+        guarded = Guard(server.app, token, lambda path: path.startswith(EMAILS))
+        listen(guarded, host, port, f"http://{host}:{port}/v1 (model emailrl)")

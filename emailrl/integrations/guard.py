@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
+from emailrl.base import plain
 from emailrl.base.errors import UsageError
 from emailrl.base.http import is_this_machine
 
@@ -51,8 +52,8 @@ class Guard:
         return 401, "Send the server's token: Authorization: Bearer …"
 
 
-def listen(app: App, host: str, port: int) -> None:
-    """Serve ``app`` until Ctrl-C, which is a normal end, or SIGTERM; UsageError for an address that cannot be used."""
+def listen(app: App, host: str, port: int, what: str) -> None:
+    """Serve ``app``, and say ``what``, until Ctrl-C, a normal end, or SIGTERM; UsageError for an unusable address."""
     import socket
 
     import uvicorn
@@ -61,6 +62,7 @@ def listen(app: App, host: str, port: int) -> None:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server((host, port), family=family) as bound, suppress(KeyboardInterrupt):
+            plain.tell(f"Serving {what}. Ctrl-C ends it.")
             uvicorn.Server(config).run(sockets=[bound])
     except OSError as error:
         raise UsageError(f"{host}, port {port}: {error.strerror or error}.", "Choose another --port.") from None
