@@ -90,7 +90,7 @@ def pair_of_run(folder: Path, metadata: Metadata) -> Pair | None:
     tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
     found = [(test.parent, each) for test in tests for each in list_in(read_object(test), "results", dict)]
     found = [(at, each) for at, each in found if each.get("complete") and not each.get("attacked")]
-    of_run = ((at, each) for at, each in found if Path(str(each.get("checkpoint"))).parent.name == own.name)
+    of_run = ((at, each) for at, each in found if Path(str(each.get("checkpoint"))).parent.resolve() == own)
     at, after = next(of_run, (own, None))
     if after is None:
         return None
