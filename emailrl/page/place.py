@@ -210,7 +210,7 @@ def place_of(path: Path, index: int | None = None) -> Place:
 def _with_tests(root: Path, files: list[Path]) -> Place:
     """The place of a run with its tests, or of a benchmark."""
     checkpoints = list_checkpoints(root)
-    pair = pair_of_run(root, checkpoints[-1].metadata) if checkpoints else pair_of_benchmark(root)
+    pair = pair_of_run(root, checkpoints) if checkpoints else pair_of_benchmark(root)
     beside = [] if pair is None or not checkpoints else [file for file in pair.files if file not in files]
     return Place(root, (*files, *beside), pair=pair)
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError
-from emailrl.checkpoints import Metadata
+from emailrl.checkpoints import WEIGHTS, Checkpoint
 from emailrl.measure.evaluation import Evaluation, compared
 from emailrl.records import Record, read_trajectories
 
 _SAME = (
-    "split", "temperature", "max_turns", "thinking", "max_thinking_tokens", "samples", "seed", "database",
+    "split", "temperature", "max_turns", "thinking", "max_thinking_tokens", "samples", "seed", "database", "questions",
     "environment", "reward_name", "num_questions",
 )  # fmt: skip
 """Fields in which two results must agree to be of the same test."""
@@ -83,29 +84,42 @@ def pair_of_benchmark(folder: Path) -> Pair | None:
     return Pair(results[0] if len(results) == 2 else None, results[-1], _files(folder, results))
 
 
-def pair_of_run(folder: Path, metadata: Metadata) -> Pair | None:
-    """The newest complete benchmark of one of a run's checkpoints among those beside the run, and the newest of what
-    the run began from (its base model, or the checkpoint that is its parent) on the same questions."""
-    own = folder.resolve()
-    tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
-    found = [(test.parent, each) for test in tests for each in list_in(read_object(test), "results", dict)]
-    found = [(at, each) for at, each in found if each.get("complete") and not each.get("attacked")]
-    of_run = ((at, each) for at, each in found if Path(str(each.get("checkpoint"))).parent.resolve() == own)
-    at, after = next(of_run, (own, None))
+def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
+    """The newest complete benchmark of a run's weights, and the newest of what the run began from (its base model, or
+    its parent's weights) on the same questions. Weights are told by their hash, so that a run which was moved or copied
+    keeps its benchmarks, and never gets another's."""
+    here, metadata = folder.resolve(), checkpoints[-1].metadata
+    near = dict.fromkeys(each.resolve() for each in (*here.parents, Path("outputs"), Path()))
+    results = chain.from_iterable(each.glob("benchmarks/*/results.json") for each in near)
+    newest = sorted(results, key=lambda file: -file.stat().st_mtime_ns)
+    tests = [(file.parent, each) for file in newest for each in _tested(file)]
+    tests = [(at, each) for at, each in tests if each.get("base_model") == metadata.base_model]
+    own = {each.metadata.files[WEIGHTS] for each in checkpoints if WEIGHTS in each.metadata.files}
+    at, after = next(((at, each) for at, each in tests if each["adapter"] in own), (here, None))
     if after is None:
         return None
-    for place, before in found:
-        if all(before.get(name) == after.get(name) for name in _SAME) and _began(before, metadata):
+    began: set[str | None] = {None}
+    if (parent := metadata.parent) is not None:  # a path with its hash, or run_id:step of a run beside this one
+        made = map(read_object, here.parent.glob("*/*/metadata.json"))
+        of_parent = (each for each in made if f"{each.get('run_id')}:{each.get('step')}" == parent)
+        began = {each.get("files", {}).get(WEIGHTS, "") for each in of_parent}
+        began.add(parent.rpartition(" sha256:")[2])
+    for place, before in tests:
+        if before["adapter"] in began and all(before.get(name) == after.get(name) for name in _SAME):
             return Pair(before, after, (*_files(place, [before]), *_files(at, [after])))
     return Pair(None, after, _files(at, [after]))
 
 
-def _began(result: Record, metadata: Metadata) -> bool:
-    """Whether a result is of what a run began from."""
-    if not result.get("checkpoint"):
-        return metadata.parent is None and result.get("base_model") == metadata.base_model
-    made = _metadata(result)
-    return metadata.parent == f"{made.get('run_id')}:{made.get('step')}"
+def _tested(file: Path) -> Iterator[Record]:
+    """A benchmark's complete results without attack, each with the fingerprints of its database and ``questions`` and
+    the hash of its ``adapter``: the conditions have one for each number that begins the name of a file."""
+    conditions = read_object(file.with_name("conditions.json"))
+    adapters = {f"{number:02}": adapter for number, adapter in enumerate(list_in(conditions, "adapters", object))}
+    for each in list_in(read_object(file), "results", dict):
+        number = Path(str(each.get("trajectories"))).name.partition("-")[0]
+        if each.get("complete") and not each.get("attacked") and number in adapters:
+            told = {name: conditions.get(name) for name in ("database", "questions")}
+            yield each | told | {"adapter": adapters[number]}
 
 
 def _metadata(result: Record) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chromium import needs_chromium, shown
@@ -14,8 +16,9 @@ from page.conftest import WRONG, make_run, written
 from tiny import make_metadata
 
 from emailrl.base.errors import UsageError
-from emailrl.checkpoints import write_checkpoint
+from emailrl.checkpoints import WEIGHTS, write_checkpoint
 from emailrl.page.build import gather_runs, page
+from emailrl.page.place import place_of
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 
@@ -26,19 +29,32 @@ def file(tmp_path: Path, trajectory: Trajectory) -> Path:
     folder = make_run(tmp_path / "run", trajectory, groups=1)
     (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **HELD}))
     (folder / "status.json").write_text(json.dumps({"state": "finished", "reason": "all steps done", "at": 1.0}))
-    write_checkpoint(folder / "best_model", make_metadata(kind="best", step=2), lambda _: None)
-    for name, right, checkpoint in (("before", 1, None), ("after", 8, str(folder / "best_model"))):
-        write_benchmark(tmp_path / "benchmarks" / name, trajectory, {"nano": (right, checkpoint)}, asked=8)
+    weights = write_weights(folder / "best_model", b"trained")
+    for name, right, adapter in (("before", 1, None), ("after", 8, weights)):
+        write_benchmark(tmp_path / "benchmarks" / name, trajectory, {"nano": (right, None)}, asked=8, adapter=adapter)
     return written(folder)
+
+
+def write_weights(folder: Path, content: bytes, **metadata: Any) -> str:
+    """A checkpoint with these bytes as its weights; their hash."""
+    made = make_metadata(**{"kind": "best", "step": 2, **metadata})
+    write_checkpoint(folder, made, lambda at: (at / WEIGHTS).write_bytes(content))
+    return hashlib.sha256(content).hexdigest()
 
 
 HELD = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
 
 
 def write_benchmark(
-    folder: Path, trajectory: Trajectory, models: dict[str, tuple[int, str | None]], *, asked: int
+    folder: Path,
+    trajectory: Trajectory,
+    models: dict[str, tuple[int, str | None]],
+    *,
+    asked: int,
+    adapter: str | None = None,
 ) -> None:
-    """The results of models, each with its number of right answers and its checkpoint, and their trajectories."""
+    """The results of models, each with its number of right answers and its checkpoint, and their trajectories;
+    ``adapter`` is the hash of the weights that all have."""
     results = []
     for number, (model, (right, checkpoint)) in enumerate(models.items()):
         file = folder / "trajectories" / f"{number:02}-{Path(model).name}.jsonl"
@@ -51,6 +67,8 @@ def write_benchmark(
         numbers = HELD | {"accuracy": right / asked, "num_questions": asked, "complete": True, "base_model": "nano"}
         results.append({"model": model, "trajectories": str(file), "checkpoint": checkpoint} | numbers)
     (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": []}))
+    conditions = {"adapters": [adapter] * len(models), "database": "d", "questions": "q"}
+    (folder / "conditions.json").write_text(json.dumps(conditions))
 
 
 def text_of(markup: str, name: str) -> str:
@@ -162,6 +180,32 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">cited</span>" in side
+
+
+def test_a_benchmark_is_found_by_the_weights_that_it_measured(tmp_path: Path, trajectory: Trajectory) -> None:
+    def tests_of(run: Path) -> tuple[float | None, float] | None:
+        pair = place_of(run).pair
+        return pair and (pair.before and pair.before["accuracy"], pair.after["accuracy"])
+
+    home = tmp_path / "outputs"
+    for name, content, parent in (("grpo", b"one", None), ("grpo-2", b"two", "one:2"), ("grpo-3", b"three", None)):
+        write_records(home / name / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+        run_id = {"grpo": "one"}.get(name, name)
+        weights = write_weights(home / name / "best_model", content, run_id=run_id, parent=parent)
+        if name != "grpo-3":
+            right = {"nano": (4 if parent else 2, None)}
+            write_benchmark(home / "benchmarks" / name, trajectory, right, asked=8, adapter=weights)
+    write_benchmark(home / "benchmarks" / "base", trajectory, {"nano": (1, None)}, asked=8)
+    assert tests_of(home / "grpo") == (0.125, 0.25)
+    assert tests_of(home / "grpo-2") == (0.25, 0.5)  # from its parent's, not the base model's
+    assert tests_of(home / "grpo-3") is None
+    moved = home.rename(tmp_path / "elsewhere")
+    (moved / "grpo").rename(moved / "renamed")
+    (moved / "grpo-3").rename(moved / "grpo")  # has the name of the run that was measured, not its weights
+    assert tests_of(moved / "renamed") == (0.125, 0.25) and tests_of(moved / "grpo-2") == (0.25, 0.5)
+    assert tests_of(moved / "grpo") is None
+    write_weights(moved / "renamed" / "best_model", b"trained further")
+    assert tests_of(moved / "renamed") is None
 
 
 @needs_chromium
