@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import html
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -147,7 +148,8 @@ def _block(name: str, content: bytes) -> str:
 
 
 def _document(title: str, config: Record, data: str, rest: str, *, connect: str) -> tuple[str, str]:
-    style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+    style = re.sub(r"\s*([{};,])\s*|(?<=:) ", r"\1", _source("page.css"))
+    script = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "

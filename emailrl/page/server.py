@@ -29,8 +29,8 @@ MAX_ROWS, MAX_TEXTS = 2000, 500  # maximum rows and conversations per response; 
 
 
 class Served:
-    """Reads a run or file that may still be growing, or the numbers of several runs in one folder; thread-safe.
-    ``UsageError`` if there is no trajectory."""
+    """Reads a run or file that may still be growing, or several runs in one folder (``of_run`` has the page of each);
+    thread-safe. ``UsageError`` if there is no trajectory."""
 
     def __init__(self, path: Path, *, model_name: str) -> None:
         self._path, self._model_name = path, model_name
@@ -39,7 +39,17 @@ class Served:
         """The files of the last returned record, with their trajectory counts."""
         self._lock = threading.Lock()
         self._compares = not has_numbers(path) and len(runs_in(path)) > 1
+        self._runs: dict[Path, Served] = {}
         self.place = Place(path, ()) if self._compares else place_of(path)
+
+    def of_run(self, name: str | None) -> Served:
+        """Return the folder's run of this name, itself without a name; ``UsageError`` if there is no such run."""
+        if name is None:
+            return self
+        if (run := next((run for run in runs_in(self._path) if run.name == name), None)) is None:
+            raise UsageError(f"No run {name} here.", "Open the address that emailrl view printed.")
+        with self._lock:
+            return self._runs.setdefault(run, self._runs.get(run) or Served(run, model_name=self._model_name))
 
     def run(self) -> Record:
         """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""
@@ -226,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         return int(value)
 
     def _answer(self) -> None:
-        served = self.server.served
+        served = self.server.served.of_run(self._query().get("run"))
         found: Any
         match self.path.partition("?")[0]:
             case "/":

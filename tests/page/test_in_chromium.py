@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
+import html
 import json
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chromium import needs_chromium, shown
-from page.conftest import WRONG, make_run, written
+from page.conftest import WRONG, make_run, write_weights, written
 from tiny import make_metadata
 
 from emailrl.base.errors import UsageError
-from emailrl.checkpoints import WEIGHTS, write_checkpoint
+from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import gather_runs, page
 from emailrl.page.place import place_of
 from emailrl.records import write_records, write_trajectories
@@ -33,13 +32,6 @@ def file(tmp_path: Path, trajectory: Trajectory) -> Path:
     for name, right, adapter in (("before", 1, None), ("after", 8, weights)):
         write_benchmark(tmp_path / "benchmarks" / name, trajectory, {"nano": (right, None)}, asked=8, adapter=adapter)
     return written(folder)
-
-
-def write_weights(folder: Path, content: bytes, **metadata: Any) -> str:
-    """A checkpoint with these bytes as its weights; their hash."""
-    made = make_metadata(**{"kind": "best", "step": 2, **metadata})
-    write_checkpoint(folder, made, lambda at: (at / WEIGHTS).write_bytes(content))
-    return hashlib.sha256(content).hexdigest()
 
 
 HELD = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
@@ -117,6 +109,39 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
 )
 def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, counted: str) -> None:
     assert text_of(shown(file, tmp_path / "profile", fragment), "counted") == counted
+
+
+def done(file: Path, profile: Path, *acts: str, fragment: str = "", size: str = "1280,800") -> list[str]:
+    """What is focused after each act of a reader: its id, else its text."""
+    script = f"""<script>(async () => {{
+      const settled = () => new Promise((next) => setTimeout(next, 50));
+      while (!document.documentElement.dataset.ready) await settled();
+      const focused = [];
+      for (const act of [{",".join(f"() => {{ {act} }}" for act in acts)}]) {{
+        act();
+        await settled();
+        focused.push(document.activeElement.id || document.activeElement.textContent);
+      }}
+      document.body.dataset.focused = JSON.stringify(focused);
+    }})();</script>"""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", file.read_text(encoding="utf-8"))
+    acting = file.with_name("acting.html")
+    acting.write_text(page + script, encoding="utf-8")
+    [found] = re.findall('data-focused="(.*?)"', shown(acting, profile, fragment, f"--window-size={size}"))
+    return list(json.loads(html.unescape(found)))
+
+
+@needs_chromium
+def test_the_focus_goes_where_the_reader_goes(file: Path, tmp_path: Path) -> None:
+    to_list = 'const link = document.querySelector(".share a"); link.focus(); link.click();'
+    key = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}));"
+    back = "document.activeElement." + key % "Escape"
+    pick = "document.querySelector('.row').click();"
+    assert done(file, tmp_path / "wide", to_list, back, back) == ["rows", "rows", "main"]
+    # On a phone, list and trajectory take each other's place.
+    assert done(file, tmp_path / "phone", to_list, pick, back, size="500,800") == ["rows", "detail", "rows"]
+    zoom = "const field = document.querySelector('.controls input'); field.focus(); document.body." + key % "1"
+    assert done(file, tmp_path / "still", zoom) == [""]  # which stays: nothing was left
 
 
 @needs_chromium
@@ -221,12 +246,12 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     assert [run["given"] for run in data.run["runs"]] == [{"learning_rate": 1e-4}, {"learning_rate": 1e-3}]
     target.write_text(page(data), encoding="utf-8")
     markup = shown(target, tmp_path / "profile", "#order=best&by=learning_rate&smooth=yes")
-    rows = re.findall(r'<th scope="row">.*?</tr>', markup)
+    rows = re.findall(r'<th scope="row" class="key.*?</tr>', markup)
     cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
     # The area under 25 %, 75 %, 50 % is (0.5 + 0.625) / 2; under 25 %, 50 %, 50 % it is (0.375 + 0.5) / 2.
     assert cells == [
-        ["fast", "75.0%", "50.0%", "56.3%", "2", "0.001"],
-        ["slow", "50.0%", "50.0%", "43.8%", "2", "0.0001"],
+        ["fast", "75.0%", "step", "1", "50.0%", "56.3%", "2", "0.001"],
+        ["slow", "50.0%", "step", "1", "50.0%", "43.8%", "2", "0.0001"],
     ]
     assert "They differ in learning rate." in markup and 'aria-sort="descending"' in markup
     assert "slow, 0.0001 from 25.0% at step 0 to 50.0% at step 2; fast, 0.001 from" in markup

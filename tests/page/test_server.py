@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -13,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from chromium import needs_chromium, shown
@@ -271,9 +273,16 @@ def test_a_folder_of_several_runs_is_served_as_their_comparison(run_dir: Path, t
     server = PageServer(served)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     markup = shown(server.address, tmp_path / "profile")
+    alone = shown(f"{server.address}&run={run_dir.name}", tmp_path / "profile", "#view=list")
+    assert answer(server, f"/data/run.json?run={run_dir.name}")["total"] == 5
+    for name in ("third", "..", f"../outputs/{run_dir.name}", str(run_dir), "second/."):
+        assert ask(server, f"/data/run.json?run={quote(name, safe='')}").status == 404
     server.shutdown()
     server.server_close()
+    assert ">5 trajectories<" in alone and f'href="?token={server.token}">← All runs</a>' in alone
     assert f"{run_dir.name} from 0.500 at step 1 to 0.500 at step 1; second from 0.250 at step 1" in markup
+    links = re.findall(r'<a href="(\?token=[^"]*)"', markup)
+    assert links == [f"?token={server.token}&amp;run={name}" for name in (run_dir.name, "second")]
     assert Served(run_dir, model_name="nano").run()["kind"] == "run"
 
 
