@@ -79,6 +79,8 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
             r"<(?:script|img|iframe)[^>]*\bsrc=\"?(?:https?:)?//|<link[^>]*\bhref=\"?(?:https?:)?//", html
         )
         assert foreign == [], page
+    formulas = (tmp_path / "site/reference/algorithms.html").read_text(encoding="utf-8")
+    assert formulas.count("<math") > 30 and "$" not in re.sub("<script.*?</script>", "", formulas, flags=re.DOTALL)
 
 
 def test_the_page_on_the_first_screen_is_recorded_in_the_form_that_its_scripts_read(tmp_path: Path) -> None:
