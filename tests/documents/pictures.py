@@ -19,7 +19,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +41,29 @@ IMAGES = DOCS / "images"
 SHOWN = Path(__file__).with_name("terminal.json")
 """The trajectory of the terminal's picture."""
 WIDTH, SCREEN = 100, "1280,800"
+
+
+DARK = {
+    "#ffffff": "#14171a", "#000000": "#e4e7ea", "#ebebeb": "#2b3137", "#b0b0b0": "#3a424a", "#cccccc": "#3a424a",
+    "#d3d3d3": "#59626c", "#0b6a72": "#62c4cf", "#b5541c": "#e8a06d", "#6f5aa8": "#b29ce0", "#1f77b4": "#6cb4e6",
+    "#d62728": "#f08080", "#9467bd": "#bd9ce0", "#8c564b": "#c9968b", "#7f7f7f": "#a9a9a9", "#2563eb": "#7fabfa",
+    "#2ca02c": "#5fc75f",
+}  # fmt: skip
+"""The colors of figures on white paper, and what they are in the dark."""
+_RULES = [
+    f'[style*="{what}: {color}"] {{ {what}: {dark} !important }}'
+    for color, dark in DARK.items()
+    for what in ("fill", "stroke")
+]
+_ROOT = f"svg {{ fill: {DARK['#000000']}; background: {DARK['#ffffff']} }}"
+DARK_STYLE = "\n".join(["<style>@media (prefers-color-scheme: dark) {", _ROOT, *_RULES, "}</style>\n"])
+"""What draws a figure in the dark where its reader has chosen that."""
+
+
+def with_dark(figure: str) -> str:
+    """Return a figure of matplotlib as SVG that is drawn dark where its surroundings are."""
+    bare = re.sub(r"<style>@media.*?</style>\n", "", figure, flags=re.DOTALL)
+    return re.sub(r"(<svg [^>]*>\n)", lambda start: start[1] + DARK_STYLE, bare, count=1)
 
 
 def terminal_svg(path: Path = SHOWN) -> str:
@@ -107,4 +129,5 @@ if __name__ == "__main__":
     (IMAGES / "terminal.svg").write_text(terminal_svg(), encoding="utf-8")
     screenshot(run, IMAGES / "page.png")
     example(run, IMAGES / "example.jsonl.gz")
-    shutil.copyfile(run / "curve.svg", IMAGES / "quickstart_curve.svg")
+    curve = (run / "curve.svg").read_text(encoding="utf-8")
+    (IMAGES / "quickstart_curve.svg").write_text(with_dark(curve), encoding="utf-8")

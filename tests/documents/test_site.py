@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from documents.commands import OTHERS_VARIABLES, SETTINGS
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
-from documents.pictures import IMAGES, terminal_svg
+from documents.pictures import DARK, DARK_STYLE, IMAGES, terminal_svg, with_dark
 from documents.pictures import SHOWN as SHOWN_IN_TERMINAL
 from generate import example_page, llms_txt, navigation
 
@@ -143,3 +143,27 @@ def test_the_pictures_are_on_the_first_screen_of_the_readme() -> None:
 def test_a_picture_loads_nothing(name: str) -> None:
     svg = (IMAGES / name).read_text(encoding="utf-8")
     assert not re.search(r"(?:href|src)=\"(?!#)|url\([\"']?(?!#)|@import|<script", svg)
+
+
+@pytest.mark.parametrize(
+    "figure", sorted([*DOCS.glob("figures/*.svg"), *IMAGES.glob("*_curve.svg")]), ids=lambda at: at.stem
+)
+def test_a_figure_is_drawn_for_the_dark_too(figure: Path) -> None:
+    svg = figure.read_text(encoding="utf-8")
+    assert with_dark(svg) == svg, "draw it with documents.pictures.with_dark"
+    drawn = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg.replace(DARK_STYLE, "")))
+    assert all(contrast(DARK.get(color, color), DARK["#ffffff"]) > 3 for color in drawn - PAPER)
+
+
+PAPER = {"#ffffff", "#ebebeb", "#b0b0b0", "#cccccc", "#d3d3d3"}  # of paper, grids and frames, which stay faint
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colors."""
+
+    def light(color: str) -> float:
+        parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    return max(light(one), light(other)) / min(light(one), light(other))
