@@ -35,7 +35,7 @@ from emailrl.base.errors import EmailRLError
 from emailrl.base.install import how, requirements
 from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
-from emailrl.cli.output import print_json, result_console, say
+from emailrl.cli.output import near, print_json, print_next, result_console, say
 from emailrl.model.resolve import (
     SMOL,
     SMOL_BASE,
@@ -51,6 +51,7 @@ Status = Literal["ok", "note", "missing", "broken"]
 STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red"}
 GIB = 1024**3
 LOW_DISK_GIB = 10
+ABSENT = "not installed"
 DEVELOPERS = ("browser", "dev")  # extras for work on emailrl itself, which are not shown
 _SECONDS = 60
 _TORCH_PROBE = """
@@ -81,21 +82,38 @@ def doctor(json: Json = False) -> None:
     checks = examine()
     is_broken = any(check.fatal for check in checks)
     is_ready, sentence = verdict(checks)
-    table, area = Table.grid(padding=(0, 2)), ""
-    for check in checks:
-        if check.area != area:
-            table.add_row(area := check.area, style="bold")
-        found = Text(plain_line(check.found), overflow="fold")
+    table = Table.grid(padding=(0, 2))
+    for check in in_brief(checks):
+        found = Text(near(plain_line(check.found)), overflow="fold")
         if check.remedy:
-            found.append(f"\n→ {plain_line(check.remedy)}", style="dim")
-        table.add_row(Text(f"  {check.status}", style=STYLES[check.status]), Text(plain_line(check.name)), found)
+            found.append(f"\n→ {near(plain_line(check.remedy))}", style="dim")
+        table.add_row(Text(check.status, style=STYLES[check.status]), Text(plain_line(check.name)), found)
     if json:
         print_json({"ok": not is_broken, "ready": is_ready, "verdict": sentence, "checks": checks})
     else:
         say(sentence, result_console(), style="bold green" if is_ready else "bold red")
-        result_console().print(table)
+        result_console().print("", table)
+        if is_ready:
+            print_next(["train"])
     if is_broken:
         raise typer.Exit(1)
+
+
+def in_brief(checks: Sequence[Check]) -> list[Check]:
+    """The checks with one row for the packages that are there, and one for the extras that are not."""
+    packages = {check.name: check for check in checks if check.area == "packages" or check.area.startswith("extra ")}
+    fitting = [name for name, check in packages.items() if check.status == "ok"]
+    absent = [name for name, check in packages.items() if check.found == ABSENT and not check.essential]
+    rows = [Check("packages", "ok", f"{len(fitting)} installed, in versions that fit (--json lists them)")] * bool(
+        fitting
+    )
+    if absent:
+        rows.append(
+            Check("extras", "note", f"not installed: {', '.join(absent)}", "Only where you use one: install it.")
+        )
+    others = [check for check in checks if check not in packages.values() or check.name not in (*fitting, *absent)]
+    at = next((number for number, check in enumerate(others) if check.area != "python"), len(others))
+    return [*others[:at], *rows, *others[at:]]
 
 
 def examine() -> list[Check]:
@@ -159,7 +177,7 @@ def examine_packages() -> Iterable[Check]:
         version = next((each.version for each in metadata.distributions(name=item.name)), None)
         fits = version is not None and item.specifier.contains(version, prereleases=True)
         status: Status = "ok" if fits else "note" if version or extra else "missing"
-        found = f"{version}, expected {item.specifier}" if version and not fits else version or "not installed"
+        found = f"{version}, expected {item.specifier}" if version and not fits else version or ABSENT
         remedy = "" if fits else how(item.name)
         yield Check(item.name, status, found, remedy, not extra, f"extra {extra}" if extra else "")
 

@@ -27,7 +27,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import plain_line
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overrides, Overwrite, setting_options
-from emailrl.cli.output import print_json, result_console, say, warn
+from emailrl.cli.output import print_json, print_next, result_console, warn
 from emailrl.cli.report import HtmlFile, Redact, write_page
 from emailrl.settings import Settings, load_settings
 
@@ -96,6 +96,8 @@ def inspect_trajectory(
         result_console().print(trajectory_list(found, first, limit, result_console().width))
         return
     _show(found, position, settings)
+    if not settings.output.verbose:
+        print_next(["inspect-trajectory", str(found.path), "--index", str(position), "--verbose"], "token by token")
 
 
 def _newest(output_dir: Path) -> Path:
@@ -105,7 +107,6 @@ def _newest(output_dir: Path) -> Path:
     if newest is None:
         hint = "Record one (emailrl rollout or emailrl train), or name a file."
         raise UsageError(f"No trajectory under {output_dir.parent}.", hint)
-    say(f"Newest trajectory file: {newest}")
     return newest
 
 

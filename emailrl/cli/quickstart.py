@@ -74,7 +74,6 @@ def quickstart(
 ) -> None:
     from emailrl.checkpoints import find_checkpoint
     from emailrl.cli.live import LiveRun, Tally
-    from emailrl.cli.trajectory import render_trajectory
     from emailrl.measure.evaluation import is_correct
     from emailrl.settings import Settings
 
@@ -91,11 +90,6 @@ def quickstart(
             raise
     console = result_console(json=json)
     reports = {"before": outcome.before, "after": outcome.after}
-    both = zip(*(report.results[0].evaluation.trajectories for report in reports.values()), strict=True)
-    example = next(((old, new) for old, new in both if is_correct(new) and not is_correct(old)), ())
-    for name, trajectory in zip(("Before", "After"), example, strict=False):
-        origin = f"benchmark of {trajectory.policy_version}"
-        console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nTest accuracy", style="bold")
     for name, report in reports.items():
         evaluation = report.results[0].evaluation
@@ -103,6 +97,12 @@ def quickstart(
         console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {told}, greedy decoding")
     if outcome.best_step == 0:
         console.print(UNTRAINED, style="yellow")
+    both = zip(*(report.results[0].evaluation.trajectories for report in reports.values()), strict=True)
+    for old, new in itertools.islice(((old, new) for old, new in both if is_correct(new) and not is_correct(old)), 1):
+        console.print("")
+        say(new.scenario.question, console, style="bold")
+        for name, each in (("before", old), ("after", new)):
+            say(f"  {name:<7} {each.final_answer or 'no answer'}", console)
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Page: {outcome.page}", soft_wrap=True)
     if not (no_open or json) and has_browser():
         webbrowser.open(outcome.page.absolute().as_uri())

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import sys
+from dataclasses import replace
 from email.message import Message
 from importlib import metadata
 from itertools import groupby
@@ -16,7 +17,7 @@ import pytest
 from tiny import make_database
 
 from emailrl.cli import doctor
-from emailrl.cli.doctor import Check, examine, examine_packages, verdict
+from emailrl.cli.doctor import Check, examine, examine_packages, in_brief, verdict
 from emailrl.model.resolve import HUB, cached_folder, how_to_install
 
 
@@ -168,3 +169,18 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     copy = cached_folder("smol", HUB)
     copy.mkdir(parents=True)
     assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
+
+
+def test_what_fits_is_one_row_and_the_next_command_stands_below(emailrl, quick: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MODEL_NAME", "nano")
+    (quick / "data").mkdir()
+    make_database(quick / "data" / "own.db")
+    (quick / "data" / "own_questions.jsonl").write_text("{}\n")
+    code, out, said = emailrl("doctor")
+    rows = [line.split()[:2] for line in out.splitlines()]
+    assert code == 0 and rows.count(["ok", "packages"]) == 1 and ["ok", "torch"] in rows and ["ok", "peft"] not in rows
+    assert said.endswith("emailrl train\n")
+    checks = examine()
+    assert [
+        check.name for check in in_brief([replace(check, status="broken") for check in checks if check.name == "peft"])
+    ] == ["peft"]
