@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from emailrl.base.disk import check_out
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import plain_line
 from emailrl.cli.inputs import check_searchable
@@ -72,7 +73,8 @@ def inspect_trajectory(
         return
     if html is not None:
         subject = path or _newest(settings.output.output_dir)
-        written = write_page(subject, html, settings, index=index, redact=redact, overwrite=overwrite, json=json)
+        check_out(html, may_exist=overwrite, option="--html")
+        written = write_page([subject], html, settings, index=index, redact=redact, json=json)
         if json:
             print_json(written)
         return

@@ -31,6 +31,7 @@ from typer import Option
 import emailrl
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import one_line
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, print_next, result_console, say
 
@@ -102,7 +103,7 @@ def quickstart(
         console.print("")
         say(new.scenario.question, console, style="bold")
         for name, each in (("before", old), ("after", new)):
-            say(f"  {name:<7} {each.final_answer or 'no answer'}", console)
+            console.print(f"  {name:<7}  {one_line(each.final_answer or 'no answer')}", soft_wrap=True)
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Page: {outcome.page}", soft_wrap=True)
     if not (no_open or json) and has_browser():
         webbrowser.open(outcome.page.absolute().as_uri())

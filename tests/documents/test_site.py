@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from documents.commands import OTHERS_VARIABLES, SETTINGS
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
-from documents.pictures import DARK, DARK_STYLE, IMAGES, terminal_svg, with_dark
+from documents.pictures import DARK, DARK_STYLE, IMAGES, quickstart_svg, terminal_svg, with_dark
 from documents.pictures import SHOWN as SHOWN_IN_TERMINAL
 from generate import example_page, llms_txt, navigation
 
@@ -124,17 +124,21 @@ def test_symptoms_and_messages_are_explained() -> None:
     assert [each for each in ours if each not in SOURCE] == []
 
 
-SHOWN = ("page.png", "terminal.svg", "training_curve.svg")
+SHOWN = ("page.png", "quickstart.svg", "terminal.svg")
 
 
 def test_the_terminals_picture_is_what_the_command_prints() -> None:
     drawn = (IMAGES / "terminal.svg").read_text(encoding="utf-8")
     assert terminal_svg() == drawn, "outdated: python tests/documents/pictures.py QUICKSTART draws it again"
+    recorded = (IMAGES / "quickstart.svg").read_text(encoding="utf-8")
+    assert quickstart_svg() == recorded and "Test" in recorded and "93.3%" in recorded
 
 
 def test_the_pictures_are_on_the_first_screen_of_the_readme() -> None:
     head = "".join(text_of("README.md").splitlines(keepends=True)[:40])
     shown = re.findall(r"!\[[^\]]{20,}\]\((docs/images/[^)]+)\)", head)  # with a text for those who do not see them
+    shown += re.findall(r'<img src="(docs/images/[^"]+)" alt="[^"]{20,}">', head)
+    assert 'srcset="docs/images/page_dark.png"><img src="docs/images/page.png"' in head
     assert sorted(shown) == [f"docs/images/{name}" for name in SHOWN]
     assert all((ROOT / name).is_file() for name in shown)
 
