@@ -51,7 +51,6 @@ Status = Literal["ok", "note", "missing", "broken"]
 STYLES = {"ok": "green", "note": "yellow", "missing": "red", "broken": "bold red"}
 GIB = 1024**3
 LOW_DISK_GIB = 10
-ABSENT = "not installed"
 DEVELOPERS = ("browser", "dev")  # extras for work on emailrl itself, which are not shown
 _SECONDS = 60
 _TORCH_PROBE = """
@@ -83,7 +82,7 @@ def doctor(json: Json = False) -> None:
     is_broken = any(check.fatal for check in checks)
     is_ready, sentence = verdict(checks)
     table = Table.grid(padding=(0, 2))
-    for check in in_brief(checks):
+    for check in checks:
         found = Text(near(plain_line(check.found)), overflow="fold")
         if check.remedy:
             found.append(f"\n→ {near(plain_line(check.remedy))}", style="dim")
@@ -97,23 +96,6 @@ def doctor(json: Json = False) -> None:
             print_next(["train"])
     if is_broken:
         raise typer.Exit(1)
-
-
-def in_brief(checks: Sequence[Check]) -> list[Check]:
-    """The checks with one row for the packages that are there, and one for the extras that are not."""
-    packages = {check.name: check for check in checks if check.area == "packages" or check.area.startswith("extra ")}
-    fitting = [name for name, check in packages.items() if check.status == "ok"]
-    absent = [name for name, check in packages.items() if check.found == ABSENT and not check.essential]
-    rows = [Check("packages", "ok", f"{len(fitting)} installed, in versions that fit (--json lists them)")] * bool(
-        fitting
-    )
-    if absent:
-        rows.append(
-            Check("extras", "note", f"not installed: {', '.join(absent)}", "Only where you use one: install it.")
-        )
-    others = [check for check in checks if check not in packages.values() or check.name not in (*fitting, *absent)]
-    at = next((number for number, check in enumerate(others) if check.area != "python"), len(others))
-    return [*others[:at], *rows, *others[at:]]
 
 
 def examine() -> list[Check]:
@@ -136,11 +118,10 @@ def examine() -> list[Check]:
     }
     for area, look in looks.items():
         try:
-            checks += [replace(check, area=check.area or area) for check in look()]
+            checks += [replace(check, area=area) for check in look()]
         except Exception as error:
             checks.append(Check("look", "broken", f"{type(error).__name__}: {error}", "Please report this.", area=area))
-    areas = list(dict.fromkeys(check.area for check in checks))
-    return sorted(checks, key=lambda check: areas.index(check.area))
+    return checks
 
 
 def verdict(checks: Sequence[Check]) -> tuple[bool, str]:
@@ -166,20 +147,27 @@ def _python() -> Iterable[Check]:
 
 
 def examine_packages() -> Iterable[Check]:
-    """Compare installed packages with emailrl's declared requirements, including extras. A package of several extras is
-    shown in the first."""
+    """Compare installed packages with emailrl's declared requirements, including extras: those that fit in one check,
+    extras that are absent in one, and every other in its own."""
     if not (known := requirements()):
         yield Check("emailrl", "note", "running from source, not installed", "pip install --editable .")
-    for item in reversed({each.name: each for each in reversed(known)}.values()):
+    fitting, absent = list[str](), list[str]()
+    for item in {each.name: each for each in reversed(known)}.values():
         extra = str(item.marker or "").partition('"')[2].rstrip('"')  # of: extra == "mcp"
+        version = next((each.version for each in metadata.distributions(name=item.name)), None)
         if extra in DEVELOPERS:
             continue
-        version = next((each.version for each in metadata.distributions(name=item.name)), None)
-        fits = version is not None and item.specifier.contains(version, prereleases=True)
-        status: Status = "ok" if fits else "note" if version or extra else "missing"
-        found = f"{version}, expected {item.specifier}" if version and not fits else version or ABSENT
-        remedy = "" if fits else how(item.name)
-        yield Check(item.name, status, found, remedy, not extra, f"extra {extra}" if extra else "")
+        if version is not None and item.specifier.contains(version, prereleases=True):
+            fitting.append(item.name)
+        elif extra and version is None:
+            absent.insert(0, item.name)
+        else:
+            found = f"{version}, expected {item.specifier}" if version else "not installed"
+            yield Check(item.name, "note" if version else "missing", found, how(item.name), not extra)
+    yield Check("packages", "ok", f"{len(fitting)} in versions that emailrl takes")
+    if absent:
+        remedy = f"Install one where you use it, such as {absent[0]}: {how(absent[0])}"
+        yield Check("extras", "note", f"not installed: {', '.join(absent)}", remedy)
 
 
 def read_torch() -> Any:

@@ -72,13 +72,13 @@ def inspect_trajectory(
                 warn(plain_line(error.message))
         return
     if html is not None:
-        subject = path or _newest(settings.output.output_dir)
+        subject = path or place.newest_in(settings.output.output_dir)
         check_out(html, may_exist=overwrite, option="--html")
         written = write_page([subject], html, settings, index=index, redact=redact, json=json)
         if json:
             print_json(written)
         return
-    found = TrajectoryIndex(_newest(settings.output.output_dir) if path is None else place.find_file(path))
+    found = TrajectoryIndex(place.newest_in(settings.output.output_dir) if path is None else place.find_file(path))
     count, wanted = len(found), -1 if index is None else index
     # A bad line that is the only one will be the command's error.
     is_bad = not listing and found.unreadable == [count + wanted if wanted < 0 else wanted]
@@ -100,16 +100,6 @@ def inspect_trajectory(
     _show(found, position, settings)
     if not settings.output.verbose:
         print_next(["inspect-trajectory", str(found.path), "--index", str(position), "--verbose"], "token by token")
-
-
-def _newest(output_dir: Path) -> Path:
-    from emailrl.page import place
-
-    newest = place.newest_file(place.output_roots(output_dir))
-    if newest is None:
-        hint = "Record one (emailrl rollout or emailrl train), or name a file."
-        raise UsageError(f"No trajectory under {output_dir.parent}.", hint)
-    return newest
 
 
 def _show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:

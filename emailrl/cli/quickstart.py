@@ -100,8 +100,7 @@ def quickstart(
         console.print(UNTRAINED, style="yellow")
     both = zip(*(report.results[0].evaluation.trajectories for report in reports.values()), strict=True)
     for old, new in itertools.islice(((old, new) for old, new in both if is_correct(new) and not is_correct(old)), 1):
-        console.print("")
-        say(new.scenario.question, console, style="bold")
+        console.print(f"\n{one_line(new.scenario.question)}", style="bold")
         for name, each in (("before", old), ("after", new)):
             console.print(f"  {name:<7}  {one_line(each.final_answer or 'no answer')}", soft_wrap=True)
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Page: {outcome.page}", soft_wrap=True)

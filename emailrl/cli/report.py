@@ -70,12 +70,12 @@ def write_page(
     paths: list[Path], target: Path, settings: PlayingSettings, *, index: int | None, redact: bool, json: bool
 ) -> dict[str, Any]:
     """Write the page of a path, or of several runs, to ``target`` and say so; return what ``--json`` prints."""
-    from emailrl.page.build import gather, gather_runs, page
-    from emailrl.page.place import place_of
+    from emailrl.page.build import PageData, gather, page
+    from emailrl.page.place import place_of, runs_record
     from emailrl.page.redact import redacted
 
     if len(paths) > 1:
-        data = gather_runs(paths)
+        data = PageData(runs_record(paths))
     else:
         place = place_of(paths[0], index)
         if paths[0] in place.root.parents:

@@ -38,14 +38,9 @@ class Pair:
         return {"before": self.before, "after": self.after, "compared": compared}
 
 
-def results_of(file: Path) -> Path:
-    """Return where the results of the benchmark are that would have written a trajectory file."""
-    return file.parent.parent / "results.json"
-
-
 def benchmark_record(file: Path) -> dict[str, Any]:
     """Return the model that made a file, from the benchmark's results; an empty dict for other files."""
-    records = list_in(read_object(results_of(file)), "results", dict)
+    records = list_in(read_object(file.parent.parent / "results.json"), "results", dict)
     return next((each for each in records if Path(str(each.get("trajectories"))).name == file.name), {})
 
 
@@ -70,8 +65,9 @@ def in_order(results: Iterable[Record]) -> list[Record]:
     """A benchmark's results as training made them: models without adapter first, then checkpoints by their steps."""
 
     def place(result: Record) -> tuple[bool, int]:
-        step = _metadata(result).get("step")
-        return bool(result.get("checkpoint")), step if isinstance(step, int) else 0
+        checkpoint = result.get("checkpoint")
+        step = read_object(Path(str(checkpoint)) / "metadata.json").get("step")
+        return bool(checkpoint), step if isinstance(step, int) else 0
 
     return sorted(results, key=place)
 
@@ -92,8 +88,7 @@ def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
     near = dict.fromkeys(each.resolve() for each in (*here.parents, Path("outputs"), Path()))
     results = chain.from_iterable(each.glob("benchmarks/*/results.json") for each in near)
     newest = sorted(results, key=lambda file: -file.stat().st_mtime_ns)
-    tests = [(file.parent, each) for file in newest for each in _tested(file)]
-    tests = [(at, each) for at, each in tests if each.get("base_model") == metadata.base_model]
+    tests = [(file.parent, each) for file in newest for each in _tested(file, metadata.base_model)]
     own = {each.metadata.files[WEIGHTS] for each in checkpoints if WEIGHTS in each.metadata.files}
     at, after = next(((at, each) for at, each in tests if each["adapter"] in own), (here, None))
     if after is None:
@@ -110,21 +105,17 @@ def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
     return Pair(None, after, _files(at, [after]))
 
 
-def _tested(file: Path) -> Iterator[Record]:
-    """A benchmark's complete results without attack, each with the fingerprints of its database and ``questions`` and
-    the hash of its ``adapter``: the conditions have one for each number that begins the name of a file."""
+def _tested(file: Path, base_model: str) -> Iterator[Record]:
+    """A benchmark's complete results of a base model without attack, each with the fingerprints of its database and
+    ``questions`` and its ``adapter``'s hash: the conditions have one for each number that begins a file's name."""
     conditions = read_object(file.with_name("conditions.json"))
     adapters = {f"{number:02}": adapter for number, adapter in enumerate(list_in(conditions, "adapters", object))}
     for each in list_in(read_object(file), "results", dict):
         number = Path(str(each.get("trajectories"))).name.partition("-")[0]
-        if each.get("complete") and not each.get("attacked") and number in adapters:
+        is_whole = each.get("complete") and not each.get("attacked")
+        if is_whole and each.get("base_model") == base_model and number in adapters:
             told = {name: conditions.get(name) for name in ("database", "questions")}
             yield each | told | {"adapter": adapters[number]}
-
-
-def _metadata(result: Record) -> dict[str, Any]:
-    checkpoint = result.get("checkpoint")
-    return read_object(Path(str(checkpoint)) / "metadata.json") if checkpoint else {}
 
 
 def _files(folder: Path, results: Iterable[Record]) -> tuple[Path, ...]:

@@ -170,7 +170,7 @@ def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_p
     assert (code, out) == (2, "") and "holds 3 trajectories; there is no --index 3" in error
     shutil.rmtree(run_dir)
     code, out, error = emailrl("inspect-trajectory")
-    assert (code, out) == (2, "") and "error: No trajectory under outputs." in error
+    assert (code, out) == (2, "") and "error: No run, benchmark or rollout with trajectories under outputs." in error
     (tmp_path / "none.jsonl").write_text('{"group_id": "g", "scenario": {')
     code, out, error = emailrl("inspect-trajectory", "none.jsonl")
     assert (code, out) == (2, "") and "holds no complete trajectory yet" in error

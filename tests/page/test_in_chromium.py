@@ -16,8 +16,8 @@ from tiny import make_metadata
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
-from emailrl.page.build import gather_runs, page
-from emailrl.page.place import place_of
+from emailrl.page.build import PageData, page
+from emailrl.page.place import place_of, runs_record
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 
@@ -242,7 +242,7 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
         given = {"learning_rate": rate, "seed": 1}
         write_checkpoint(folder / "final", make_metadata(kind="final", settings={"training": given}), lambda _: None)
     target = tmp_path / "runs.html"
-    data = gather_runs([tmp_path / "slow", tmp_path / "fast"])
+    data = PageData(runs_record([tmp_path / "slow", tmp_path / "fast"]))
     assert [run["given"] for run in data.run["runs"]] == [{"learning_rate": 1e-4}, {"learning_rate": 1e-3}]
     target.write_text(page(data), encoding="utf-8")
     markup = shown(target, tmp_path / "profile", "#order=best&by=learning_rate&smooth=yes")
@@ -261,14 +261,14 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     assert "No value in these steps." in shown(target, tmp_path / "profile", "#from=0&to=0")
     shutil.copytree(tmp_path / "fast", tmp_path / "fast-again")
     write_records(tmp_path / "fast-again" / "evaluations.jsonl", [{"step": 0, "accuracy": 0.25}])
-    runs = gather_runs([tmp_path / "slow", tmp_path / "fast", tmp_path / "fast-again"])
+    runs = PageData(runs_record([tmp_path / "slow", tmp_path / "fast", tmp_path / "fast-again"]))
     target.write_text(page(runs), encoding="utf-8")
     markup = shown(target, tmp_path / "profile")  # colored by what several runs share
     tiles = [re.sub(r"<[^>]+>", " ", tile).split() for tile in re.findall(r'class="tile">.*?</div>', markup)]
     assert [tile[3:5] for tile in tiles] == [["0.0001", "50.0%"], ["0.001", "37.5%"]]
     assert "mean of 2 runs: 50.0%, 25.0%" in markup
     with pytest.raises(UsageError, match="holds no metrics"):
-        gather_runs([tmp_path / "slow", tmp_path])
+        PageData(runs_record([tmp_path / "slow", tmp_path]))
 
 
 @needs_chromium

@@ -116,7 +116,7 @@ def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) ->
     assert (data.run["title"], data.run["kind"], data.run["total"], data.rows) == ("sft", "run", 0, [])
     assert [step["loss"] for step in data.run["steps"]] == [0.5, 0.25]
     served = Served(folder, model_name="nano")
-    assert served.run()["steps"] == data.run["steps"] and served.rows(0, 9) == []
+    assert served.run()["steps"] == data.run["steps"] and served.listed("rows", 0, 9) == []
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(UsageError, match="No trajectory in"):
         place_of(folder)
