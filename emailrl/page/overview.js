@@ -119,7 +119,7 @@ function heroFacts() {
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
     const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), `${plural(timed.length, "step")}; of it, evaluations took ${duration(total - working)}`);
+    add("Time", duration(total), plural(timed.length, "step") + (total > working ? `; of it, evaluations took ${duration(total - working)}` : ""));
     const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
