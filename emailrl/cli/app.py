@@ -24,6 +24,8 @@ from emailrl.base.plain import cut, guard_streams, one_line, tell
 LONGEST_ERROR: Final = 2000  # in characters; the name of a tensor or a key may be a megabyte long
 
 COMMANDS: Final = {
+    "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
+    "doctor": "Show what is installed, what is missing, how to fix it.",
     "gen-db": "Build the searchable email database from a mailbox.",
     "gen-questions": "Generate questions with known answers from a database.",
     "sft": "Fine-tune a policy on scripted or recorded trajectories.",
@@ -41,11 +43,9 @@ COMMANDS: Final = {
     "convert": "Convert trajectories for other viewers and trainers.",
     "publish-env": "Write the task as a package for a hub.",
     "checkpoints": "List, show and prune the checkpoints of training runs.",
-    "doctor": "Show what is installed, what is missing, how to fix it.",
     "plan": "Estimate the memory, tokens, time and cost of a run.",
     "forget": "Remove a mailbox from everything below a folder.",
     "trust": "Trust a folder's settings: servers, keys and code.",
-    "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
 }
 """Summaries for ``emailrl --help``, in workflow order; a command's module has its name and, as docstring, its help."""
 

@@ -120,7 +120,7 @@ def benchmark(
     if report.results:
         console.print("=== Benchmark Results ===", style="bold")
         console.print(results_table(report, console.width, every=every))
-        console.print(f"results: {folder}", soft_wrap=True)
+        say(f"results: {folder}", console)
     _say_what_is_left(report, folder)
     if not report.interrupted:
         _suggest_next(report)
@@ -257,18 +257,18 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
         heading += f", thinking {conditions['thinking']}"
     if conditions["reward_name"] != "art_e":
         heading += f", reward {conditions['reward_name']}"
-    lines = [
+    compared = [
         f"{titles[each.first]} against {titles[each.second]}: the first is better on {each.better_first}, "
         f"the second on {each.better_second} of {each.num_questions} questions; "
         f"p = {each.p_value:.3g} (exact paired test by {each.unit})"
         for each in report.comparisons
     ]
-    lines.append(
+    lines = [
         "--all shows every row"
         if not every
         else "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn; a chat server's "
         "tokens are prompt_tokens + completion_tokens: docs/guides/benchmark.md"
-    )
+    ]
     lines += [
         f"{titles[record['model']]} saw no injected instruction: no search or read returned an email"
         for record in records
@@ -284,7 +284,8 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
         if not result.complete
     ]
     tables = _side_by_side(list(titles.values()), [_cells(record, every=every) for record in records], width)
-    return Group(Text(heading, style="bold"), *tables, *lines)
+    first, after = (compared, []) if len(compared) == 1 else ([], compared)  # the verdict, unless there are several
+    return Group(Text(heading, style="bold"), *first, *tables, *after, *lines)
 
 
 def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) -> Iterator[Table]:
@@ -323,7 +324,8 @@ def _cells(record: dict[str, Any], *, every: bool) -> dict[str, str]:
         names = [name for name in MAIN if name in names] + wrong + ["cost"] * (record["cost"] is not None)
     for name in names:
         value = "none" if record[name] is None else record[name]
-        cells[name] = f"{value:,.3f}" if isinstance(value, float) else str(value)
+        form = ",.0f" if name.endswith("tokens") else ",.3f"
+        cells[name] = format(value, form) if isinstance(value, float) else str(value)
     for kind in _kinds_of_orders(record) if record.get("attacked") else ():
         seen, share = record[f"{kind}_orders_seen"], record[f"{kind}_obeyed"]
         low, high = record[f"{kind}_obeyed_low"], record[f"{kind}_obeyed_high"]

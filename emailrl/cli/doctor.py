@@ -35,7 +35,7 @@ from emailrl.base.errors import EmailRLError
 from emailrl.base.install import how, requirements
 from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
-from emailrl.cli.output import print_json, result_console, say
+from emailrl.cli.output import near, print_json, print_next, result_console, say
 from emailrl.model.resolve import (
     SMOL,
     SMOL_BASE,
@@ -81,19 +81,19 @@ def doctor(json: Json = False) -> None:
     checks = examine()
     is_broken = any(check.fatal for check in checks)
     is_ready, sentence = verdict(checks)
-    table, area = Table.grid(padding=(0, 2)), ""
+    table = Table.grid(padding=(0, 2))
     for check in checks:
-        if check.area != area:
-            table.add_row(area := check.area, style="bold")
-        found = Text(plain_line(check.found), overflow="fold")
+        found = Text(near(plain_line(check.found)), overflow="fold")
         if check.remedy:
-            found.append(f"\n→ {plain_line(check.remedy)}", style="dim")
-        table.add_row(Text(f"  {check.status}", style=STYLES[check.status]), Text(plain_line(check.name)), found)
+            found.append(f"\n→ {near(plain_line(check.remedy))}", style="dim")
+        table.add_row(Text(check.status, style=STYLES[check.status]), Text(plain_line(check.name)), found)
     if json:
         print_json({"ok": not is_broken, "ready": is_ready, "verdict": sentence, "checks": checks})
     else:
         say(sentence, result_console(), style="bold green" if is_ready else "bold red")
-        result_console().print(table)
+        result_console().print("", table)
+        if is_ready:
+            print_next(["train"])
     if is_broken:
         raise typer.Exit(1)
 
@@ -118,11 +118,10 @@ def examine() -> list[Check]:
     }
     for area, look in looks.items():
         try:
-            checks += [replace(check, area=check.area or area) for check in look()]
+            checks += [replace(check, area=area) for check in look()]
         except Exception as error:
             checks.append(Check("look", "broken", f"{type(error).__name__}: {error}", "Please report this.", area=area))
-    areas = list(dict.fromkeys(check.area for check in checks))
-    return sorted(checks, key=lambda check: areas.index(check.area))
+    return checks
 
 
 def verdict(checks: Sequence[Check]) -> tuple[bool, str]:
@@ -148,20 +147,27 @@ def _python() -> Iterable[Check]:
 
 
 def examine_packages() -> Iterable[Check]:
-    """Compare installed packages with emailrl's declared requirements, including extras. A package of several extras is
-    shown in the first."""
+    """Compare installed packages with emailrl's declared requirements, including extras: those that fit in one check,
+    extras that are absent in one, and every other in its own."""
     if not (known := requirements()):
         yield Check("emailrl", "note", "running from source, not installed", "pip install --editable .")
-    for item in reversed({each.name: each for each in reversed(known)}.values()):
+    fitting, absent = list[str](), list[str]()
+    for item in {each.name: each for each in reversed(known)}.values():
         extra = str(item.marker or "").partition('"')[2].rstrip('"')  # of: extra == "mcp"
+        version = next((each.version for each in metadata.distributions(name=item.name)), None)
         if extra in DEVELOPERS:
             continue
-        version = next((each.version for each in metadata.distributions(name=item.name)), None)
-        fits = version is not None and item.specifier.contains(version, prereleases=True)
-        status: Status = "ok" if fits else "note" if version or extra else "missing"
-        found = f"{version}, expected {item.specifier}" if version and not fits else version or "not installed"
-        remedy = "" if fits else how(item.name)
-        yield Check(item.name, status, found, remedy, not extra, f"extra {extra}" if extra else "")
+        if version is not None and item.specifier.contains(version, prereleases=True):
+            fitting.append(item.name)
+        elif extra and version is None:
+            absent.insert(0, item.name)
+        else:
+            found = f"{version}, expected {item.specifier}" if version else "not installed"
+            yield Check(item.name, "note" if version else "missing", found, how(item.name), not extra)
+    yield Check("packages", "ok", f"{len(fitting)} in versions that emailrl takes")
+    if absent:
+        remedy = f"Install one where you use it, such as {absent[0]}: {how(absent[0])}"
+        yield Check("extras", "note", f"not installed: {', '.join(absent)}", remedy)
 
 
 def read_torch() -> Any:

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from emailrl.base.disk import check_out
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import plain_line
 from emailrl.cli.inputs import check_searchable
 from emailrl.cli.options import Json, Overrides, Overwrite, setting_options
-from emailrl.cli.output import print_json, result_console, say, warn
+from emailrl.cli.output import print_json, print_next, result_console, warn
 from emailrl.cli.report import HtmlFile, Redact, write_page
 from emailrl.settings import Settings, load_settings
 
@@ -71,12 +72,13 @@ def inspect_trajectory(
                 warn(plain_line(error.message))
         return
     if html is not None:
-        subject = path or _newest(settings.output.output_dir)
-        written = write_page(subject, html, settings, index=index, redact=redact, overwrite=overwrite, json=json)
+        subject = path or place.newest_in(settings.output.output_dir)
+        check_out(html, may_exist=overwrite, option="--html")
+        written = write_page([subject], html, settings, index=index, redact=redact, json=json)
         if json:
             print_json(written)
         return
-    found = TrajectoryIndex(_newest(settings.output.output_dir) if path is None else place.find_file(path))
+    found = TrajectoryIndex(place.newest_in(settings.output.output_dir) if path is None else place.find_file(path))
     count, wanted = len(found), -1 if index is None else index
     # A bad line that is the only one will be the command's error.
     is_bad = not listing and found.unreadable == [count + wanted if wanted < 0 else wanted]
@@ -96,17 +98,8 @@ def inspect_trajectory(
         result_console().print(trajectory_list(found, first, limit, result_console().width))
         return
     _show(found, position, settings)
-
-
-def _newest(output_dir: Path) -> Path:
-    from emailrl.page import place
-
-    newest = place.newest_file(place.output_roots(output_dir))
-    if newest is None:
-        hint = "Record one (emailrl rollout or emailrl train), or name a file."
-        raise UsageError(f"No trajectory under {output_dir.parent}.", hint)
-    say(f"Newest trajectory file: {newest}")
-    return newest
+    if not settings.output.verbose:
+        print_next(["inspect-trajectory", str(found.path), "--index", str(position), "--verbose"], "token by token")
 
 
 def _show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:

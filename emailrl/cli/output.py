@@ -40,9 +40,16 @@ def result_console(*, json: bool = False) -> Console:
 
 
 def say(line: str, console: Console | None = None, *, style: str | None = None) -> None:
-    """Print a line without control characters, on stderr by default; wraps at words on a terminal."""
+    """Print a line without control characters, on stderr by default; on a terminal it wraps at words, and its paths
+    are relative to the working folder."""
     console = console or progress_console()
+    line = near(line) if console.is_terminal else line
     console.print(one_line(line), style=style, soft_wrap=not console.is_terminal)
+
+
+def near(text: str) -> str:
+    """The text with what lies in the working folder named from there."""
+    return text.replace(f"{Path.cwd()}/", "")
 
 
 def warn(*lines: str) -> None:
@@ -82,7 +89,7 @@ def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | No
     """Print the suggested next emailrl command, run in ``folder``, on stderr, ready to paste into a shell."""
     there = f"cd {shlex.quote(str(folder))} && " if folder else ""
     note = f" # {comment}" if comment else ""
-    tell(f"Next: {there}{program(folder or Path.cwd())} {shlex.join(arguments)}{note}")
+    tell(f"Next: {there}{program(folder or Path.cwd())} {near(shlex.join(arguments))}{note}")
 
 
 def program(folder: Path) -> str:

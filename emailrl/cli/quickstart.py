@@ -31,6 +31,7 @@ from typer import Option
 import emailrl
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
+from emailrl.base.plain import one_line
 from emailrl.cli.options import Json, Overwrite, path_option
 from emailrl.cli.output import print_json, print_next, result_console, say
 
@@ -74,7 +75,6 @@ def quickstart(
 ) -> None:
     from emailrl.checkpoints import find_checkpoint
     from emailrl.cli.live import LiveRun, Tally
-    from emailrl.cli.trajectory import render_trajectory
     from emailrl.measure.evaluation import is_correct
     from emailrl.settings import Settings
 
@@ -91,11 +91,6 @@ def quickstart(
             raise
     console = result_console(json=json)
     reports = {"before": outcome.before, "after": outcome.after}
-    both = zip(*(report.results[0].evaluation.trajectories for report in reports.values()), strict=True)
-    example = next(((old, new) for old, new in both if is_correct(new) and not is_correct(old)), ())
-    for name, trajectory in zip(("Before", "After"), example, strict=False):
-        origin = f"benchmark of {trajectory.policy_version}"
-        console.print(render_trajectory(trajectory, title=f"{name} training", origin=origin))
     console.print("\nTest accuracy", style="bold")
     for name, report in reports.items():
         evaluation = report.results[0].evaluation
@@ -103,6 +98,11 @@ def quickstart(
         console.print(f"  {name:<7} {evaluation.accuracy:6.1%}   {told}, greedy decoding")
     if outcome.best_step == 0:
         console.print(UNTRAINED, style="yellow")
+    both = zip(*(report.results[0].evaluation.trajectories for report in reports.values()), strict=True)
+    for old, new in itertools.islice(((old, new) for old, new in both if is_correct(new) and not is_correct(old)), 1):
+        console.print(f"\n{one_line(new.scenario.question)}", style="bold")
+        for name, each in (("before", old), ("after", new)):
+            console.print(f"  {name:<7}  {one_line(each.final_answer or 'no answer')}", soft_wrap=True)
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Page: {outcome.page}", soft_wrap=True)
     if not (no_open or json) and has_browser():
         webbrowser.open(outcome.page.absolute().as_uri())

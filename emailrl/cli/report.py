@@ -29,7 +29,6 @@ from emailrl.cli.options import Json, Overwrite, addresses_in, names_in, path_op
 from emailrl.cli.output import print_json, result_console, say
 
 if TYPE_CHECKING:
-    from emailrl.page.build import PageData
     from emailrl.settings import PlayingSettings
 
 HtmlFile = Annotated[Path | None, path_option("--html", help="Write a self-contained HTML page to this file instead.")]
@@ -50,46 +49,38 @@ def report(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    from emailrl.page.build import gather_runs
     from emailrl.page.place import newest_made
     from emailrl.settings import load_settings
 
     settings = load_settings(looks_only=True)
     for each in runs or []:
         check_searchable(each)
-    if runs and len(runs) > 1:
-        check_out(target := html or Path("runs.html"), may_exist=overwrite, option="--html")
-        written = write_data(gather_runs(runs), target, settings, redact=redact, json=json)
-    else:
-        run = runs[0] if runs else newest_made(settings.output.output_dir)
-        if not runs:
-            say(f"Newest: {run}")
-        if html is None:
-            check_own(html := Path(f"{run.absolute().name}.html"), "--html")
-        written = write_page(run, html, settings, index=None, redact=redact, overwrite=overwrite, json=json)
+    if not runs:
+        runs = [newest_made(settings.output.output_dir)]
+        say(f"Newest: {runs[0]}")
+    if html is None:
+        check_own(html := Path("runs.html" if len(runs) > 1 else f"{runs[0].absolute().name}.html"), "--html")
+    check_out(html, may_exist=overwrite, option="--html")
+    written = write_page(runs, html, settings, index=None, redact=redact, json=json)
     if json:
         print_json(written)
 
 
 def write_page(
-    path: Path, target: Path, settings: PlayingSettings, *, index: int | None, redact: bool, overwrite: bool, json: bool
+    paths: list[Path], target: Path, settings: PlayingSettings, *, index: int | None, redact: bool, json: bool
 ) -> dict[str, Any]:
-    """Write the page for ``path`` to ``target``, unless that may not be replaced; return what ``--json`` prints."""
-    from emailrl.page.build import gather
-    from emailrl.page.place import place_of
-
-    check_out(target, may_exist=overwrite, option="--html")
-    place = place_of(path, index)
-    if path in place.root.parents:
-        say(f"Newest in {path}: {place.root}")
-    return write_data(gather(place, model_name=settings.model.name), target, settings, redact=redact, json=json)
-
-
-def write_data(data: PageData, target: Path, settings: PlayingSettings, *, redact: bool, json: bool) -> dict[str, Any]:
-    """Write a page's data to ``target`` and say so; return what ``--json`` prints."""
-    from emailrl.page.build import page
+    """Write the page of a path, or of several runs, to ``target`` and say so; return what ``--json`` prints."""
+    from emailrl.page.build import PageData, gather, page
+    from emailrl.page.place import place_of, runs_record
     from emailrl.page.redact import redacted
 
+    if len(paths) > 1:
+        data = PageData(runs_record(paths))
+    else:
+        place = place_of(paths[0], index)
+        if paths[0] in place.root.parents:
+            say(f"Newest in {paths[0]}: {place.root}")
+        data = gather(place, model_name=settings.model.name)
     db = settings.store.db
     content = page(redacted(data, addresses_in(db), names_in(db)) if redact else data).encode("utf-8", "replace")
     write_out(target, content)

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from emailrl.base.plain import counted, cut, plain, plain_line
-from emailrl.cli.output import LONGEST_ID, say
+from emailrl.cli.output import LONGEST_ID, near, say
 from emailrl.measure.evaluation import verdict
 from emailrl.page.place import origin as origin_of
 from emailrl.page.shapes import TokenTexts, conversation, fitting_tokenizer, tokenizer_folders
@@ -58,7 +58,7 @@ def show_in_full(
     for each in trajectories:
         if verbose and tokens is None:  # a file holds trajectories of one policy
             tokens = fitting_tokenizer(tokenizer_folders(file, settings.model.name), each)
-        title, made_by, note = f"{file}{where}", origin_of(file, each), notes.get(each.id)
+        title, made_by, note = f"{near(str(file))}{where}", origin_of(file, each), notes.get(each.id)
         console.print(render_trajectory(each, title=title, verbose=verbose, tokens=tokens, note=note, origin=made_by))
 
 
@@ -82,15 +82,18 @@ def render_trajectory(
         identity += f"  policy {version}"
     if trajectory.adapter_sha256:
         identity += f"  adapter {trajectory.adapter_sha256[:12]}"
+    came_of_it, turns = verdict(trajectory), counted(len(trajectory.turns), "turn")
     rows = {
+        "Verdict": f"{came_of_it}, reward {trajectory.reward:.4f}, {turns}, {trajectory.seconds:.2f} s",
         "Trajectory": identity,
         "Question": scenario.question,
         "Inbox": f"{scenario.inbox_address}, as of {scenario.query_date}",
         "Gold answer": scenario.answer,
         "Gold emails": _ids(scenario.evidence),
     }
-    header = Panel(_pairs({"From": title} | rows if title else rows), box=box.ROUNDED)
-    parts: list[RenderableType] = [header, *_turns(trajectory, verbose), _outcome(trajectory, note)]
+    style = "red" if trajectory.exception else STYLES.get(came_of_it, "none")
+    header = Panel(_pairs(rows | ({"From": title} if title else {})), box=box.ROUNDED, border_style=style)
+    parts: list[RenderableType] = [header, *_turns(trajectory, verbose), _outcome(trajectory, note, style)]
     if verbose:
         parts.append(_numbers("Rubric", trajectory.rubric))
         is_trained = origin is None and not (note and note.dropped)
@@ -161,15 +164,11 @@ def _flat(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
-    came_of_it = verdict(trajectory)
+def _outcome(trajectory: Trajectory, note: TrainingNote | None, style: str) -> Panel:
     rows = {
         "Answer": "none given" if trajectory.final_answer is None else trajectory.final_answer,
         "Sources": _ids(trajectory.final_sources),
-        "Verdict": came_of_it,
         "Stop reason": str(trajectory.stop_reason.value) if trajectory.stop_reason else "unknown",
-        "Reward": f"{trajectory.reward:.4f}",
-        "Duration": f"{trajectory.seconds:.2f} s, {counted(len(trajectory.turns), 'turn')}",
     }
     if note and (advantages := note.token_advantages):
         mean = sum(advantages) / len(advantages)
@@ -181,7 +180,6 @@ def _outcome(trajectory: Trajectory, note: TrainingNote | None) -> Panel:
     terms = trajectory.reward_terms  # without zeros, most of which do not apply; the outcome is always kept
     telling = {name: value for name, value in terms.items() if value or name == "outcome"} or terms
     content = Group(_pairs(rows), _numbers("Reward terms", telling))
-    style = "red" if trajectory.exception else STYLES.get(came_of_it, "none")
     return Panel(content, title="Outcome", title_align="left", box=box.ROUNDED, border_style=style)
 
 

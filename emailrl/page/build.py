@@ -6,15 +6,16 @@ import base64
 import gzip
 import hashlib
 import html
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from emailrl.base.errors import UsageError
-from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, runs_record, source_of
+from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, source_of
 from emailrl.page.shapes import TokenTexts, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 
@@ -27,8 +28,8 @@ class PageData:
     """A page's data; ``details`` yields one record per row, in order."""
 
     run: Record
-    rows: list[Record]
-    details: Callable[[], Iterator[Record]]
+    rows: list[Record] = field(default_factory=list)
+    details: Callable[[], Iterator[Record]] = lambda: iter(())
 
 
 def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECTORIES) -> PageData:
@@ -61,11 +62,6 @@ def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECT
 
     listed = (rows(index.path, [index[at] for at in positions], notes[index.path]) for index, positions in shown)
     return PageData(run, [*chain.from_iterable(listed)], details)
-
-
-def gather_runs(paths: Sequence[Path]) -> PageData:
-    """Read the numbers of several runs, to compare; UsageError if one has none."""
-    return PageData(runs_record(paths), [], lambda: iter(()))
 
 
 Kept = list[tuple[TrajectoryIndex, Sequence[int]]]
@@ -147,7 +143,8 @@ def _block(name: str, content: bytes) -> str:
 
 
 def _document(title: str, config: Record, data: str, rest: str, *, connect: str) -> tuple[str, str]:
-    style, script = _source("page.css"), "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+    style = re.sub(r"\s*([{};,])\s*|(?<=:) ", r"\1", _source("page.css"))
+    script = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "

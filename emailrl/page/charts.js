@@ -40,13 +40,13 @@ function scaleOf(low, high, from, to) {
   return (value) => from + ((value - low) / span) * (to - from);
 }
 
-function niceTicks(low, high, count = 3) {
-  const rough = (high - low || 1) / count;
+// Round values from the one at or below the lowest to the one at or above the highest.
+function niceTicks(low, high) {
+  const rough = (high - low || Math.abs(high) || 1) / 3;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= rough);
-  const ticks = [];
-  for (let tick = Math.ceil(low / step) * step; tick <= high + step / 1e6; tick += step) ticks.push(Math.abs(tick) < step / 1e6 ? 0 : tick);
-  return ticks;
+  const [first, last] = [Math.floor(low / step + 1e-6), Math.ceil(high / step - 1e-6)];
+  return Array.from({ length: Math.max(last - first, 1) + 1 }, (_, index) => (first + index) * step);
 }
 
 function tickText(value, show) {
@@ -79,18 +79,13 @@ function lineChart(title, lines, { show = number, note = "", zero = false, smoot
 const outOfZoom = (title) => el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title })), el("p", { class: "note", text: "No value in these steps." }));
 
 function makeFrame(xLow, xHigh, yLow, yHigh) {
-  const pad = (yHigh - yLow) * 0.06 || Math.abs(yHigh) * 0.1 || 0.5;
-  const [low, high] = [yLow < 0 || yLow - pad > 0 ? yLow - pad : 0, yHigh + pad];
-  return {
-    low, high, xLow, xHigh,
-    x: scaleOf(xLow, xHigh, CHART.left, CHART.width - CHART.right),
-    y: scaleOf(low, high, CHART.height - CHART.bottom, CHART.top),
-  };
+  const ticks = niceTicks(yLow, yHigh);
+  return { ticks, xLow, xHigh, x: scaleOf(xLow, xHigh, CHART.left, CHART.width - CHART.right), y: scaleOf(ticks[0], ticks.at(-1), CHART.height - CHART.bottom, CHART.top) };
 }
 
 function framePicture(frame, label, show) {
   const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": label });
-  for (const tick of niceTicks(frame.low, frame.high)) {
+  for (const tick of frame.ticks) {
     const y = frame.y(tick);
     picture.append(svg("line", { class: "grid", x1: CHART.left, x2: CHART.width - CHART.right, y1: y, y2: y }));
     picture.append(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end", text: tickText(tick, show) }));

@@ -19,10 +19,9 @@ async function unpack(name) {
   return new Response(stream).json();
 }
 
-// Every request carries the token of the page's own address.
+// Every request carries the token of the page's own address, and of a folder the run.
 async function ask(path) {
-  const token = new URLSearchParams(location.search).get("token");
-  const response = await fetch(`${path}${path.includes("?") ? "&" : "?"}token=${encodeURIComponent(token)}`);
+  const response = await fetch(`${path}${path.includes("?") ? "&" : "?"}${location.search.slice(1)}`);
   if (!response.ok) throw new Error(`The server answered ${response.status} to ${path}.`);
   return response.json();
 }
@@ -60,7 +59,7 @@ async function refresh(tell = () => {}) {
   const before = data.run ? data.run.files : [];
   let same = 0;
   while (same < before.length && same < run.files.length && sameFile(before[same], run.files[same])) same += 1;
-  const isSame = data.run && same === run.files.length && same === before.length && extent(run) === extent(data.run) && run.status?.state === data.run.status?.state && run.pair?.after.trajectories === data.run.pair?.after.trajectories;
+  const isSame = data.run && same === run.files.length && same === before.length && extent(run) === extent(data.run);
   if (isSame && data.rows.length === run.total) {
     data.run.status = run.status;
     return false;
@@ -78,7 +77,7 @@ async function refresh(tell = () => {}) {
   return true;
 }
 
-const extent = (run) => [run, ...(run.runs ?? [])].map((each) => each.steps.length + each.evaluations.length).join();
+const extent = (run) => [run, ...(run.runs ?? [])].map((each) => [each.steps.length, each.evaluations.length, each.status?.state, each.pair?.after.trajectories]).join();
 const sameFile = (one, other) => one.name === other.name && one.count === other.count && one.bytes === other.bytes;
 
 const details = new Map();

@@ -19,7 +19,15 @@ function render() {
   }
   document.body.dataset.view = view;
   markOpen(view);
+  if (shownView) keepFocus(view, main);
   shownView = view;
+}
+
+// What had the focus may be gone or hidden now: then what came in its place gets it.
+function keepFocus(view, main) {
+  const { activeElement: active, body } = document;
+  if (active !== body && active.checkVisibility()) return;
+  (view !== "list" ? main : !isWide.matches && state.t ? document.getElementById("detail") : list.box).focus({ preventScroll: true });
 }
 
 const contentOf = (view) => (view === "about" ? about() : overview());
@@ -40,9 +48,14 @@ function markOpen(view) {
   document.body.toggleAttribute("data-side", isOpen && Boolean(state.side));
 }
 
+// Where a folder is served, each of its runs has an address of its own.
+const served = new URLSearchParams(location.search);
+const runAddress = (name) => `?${new URLSearchParams({ token: served.get("token"), ...name })}`;
+
 function drawTop() {
   const links = Object.entries(data.run.kind === "runs" ? {} : VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
   const parts = [
+    served.has("run") ? el("a", { class: "up", href: runAddress({}), text: "← All runs" }) : null,
     el("span", { class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), outside(data.run.title)),
     config.served ? el("span", { class: "live", id: "live" }) : null,
     links.length ? el("nav", { "aria-label": "Views" }, links) : null,
@@ -131,25 +144,33 @@ const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Fail
 const LONGEST_SILENCE = 120;
 
 // A run that has written nothing for three times its longest step, or two minutes, may hang.
-function isStalled({ silent }) {
-  const longest = Math.max(0, ...data.run.steps.map((step) => step.seconds?.total || 0));
-  return silent > Math.max(LONGEST_SILENCE, 3 * longest);
+function isStalled({ steps, status }) {
+  return status.silent > Math.max(LONGEST_SILENCE, ...steps.map((step) => 3 * (step.seconds?.total || 0)));
 }
 
-// How far the run is: in a few words for the tab's title, and at length for the header.
-function progress() {
-  const { status } = data.run;
+// How far a run is: in a few words for the tab's title, and at length for the header; of several, their states.
+function progress(run = data.run) {
+  const { status, runs } = run;
+  if (runs) {
+    const states = groupedBy(runs.map(stateOf).filter(Boolean), (state) => state);
+    return { brief: "", full: [...states].map(([state, those]) => `${those.length} ${state}`).join(", ") || "live", kind: states.has("running") || !states.size ? "" : "done" };
+  }
   if (!status) return { brief: "", full: "live", kind: "" };
   const at = status.steps ? `step ${status.step} of ${status.steps}` : `step ${status.step}`;
   if (status.state !== "running") {
     const word = STATES[status.state] ?? plain(status.state);
     return { brief: word.toLowerCase(), full: `${word} at ${at}${status.reason ? `: ${plain(status.reason)}` : ""}`, kind: status.state === "finished" ? "done" : "bad" };
   }
-  if (isStalled(status)) return { brief: "stalled", full: `Stalled at ${at}: nothing for ${duration(status.silent)}`, kind: "bad" };
+  if (isStalled(run)) return { brief: "stalled", full: `Stalled at ${at}: nothing for ${duration(status.silent)}`, kind: "bad" };
   const doing = status.phase ? plain(status.phase).replace(/ of step \d+$/, "") : null;
   const left = status.end ? status.end - Date.now() / 1000 : 0;
   const parts = [at, doing && (status.rollouts ? `${doing} ${status.done} of ${status.rollouts}` : doing), left > 0 && `about ${duration(left)} left`];
-  return { brief: status.steps ? `${status.step}/${status.steps}` : String(status.step), full: parts.filter(Boolean).join(" · "), kind: "" };
+  return { state: "running", brief: status.steps ? `${status.step}/${status.steps}` : String(status.step), full: parts.filter(Boolean).join(" · "), kind: "" };
+}
+
+function stateOf(run) {
+  const { state, brief } = progress(run);
+  return state ?? (brief || null);
 }
 
 function showProgress(instead = null) {

@@ -43,6 +43,8 @@ function leftOut() {
 const interval = (each) => `${percent(each.accuracy_low).replace("%", "")} to ${percent(each.accuracy_high)}`;
 const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
 
+const bestOf = (evaluations) => evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
+
 // What the page is shown around for: an accuracy before and after, and what is known about that claim.
 function headline() {
   const { run } = data;
@@ -53,9 +55,13 @@ function headline() {
     return { name: trained ? "Test accuracy" : "Accuracy on test questions", before, after, notes: [`${plural(after.num_questions, "question")} ${trained ? "that no step has seen" : ""}`.trim(), p] };
   }
   if (run.evaluations.length) {
-    const best = run.evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
-    const [first] = run.evaluations;
-    return { name: "Validation accuracy, not a test", before: first === best ? null : first, after: best, notes: [`${plural(best.num_questions, "question")} that selected the model, so too high on average; emailrl benchmark tests it`] };
+    const best = bestOf(run.evaluations);
+    const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
+    const asked = plural(best.num_questions, "validation question");
+    const [shown, name, note] = run.status?.state === "running"
+      ? [last, `Validation accuracy so far, at step ${last.step}`, last === best ? `the best so far, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, the highest of ${run.evaluations.length}, so too high on average`]
+      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average: emailrl benchmark tests it`];
+    return { name, before: first === shown ? null : first, after: shown, notes: [note] };
   }
   const judged = data.rows.filter((row) => row.verdict !== "not judged");
   if (!judged.length || run.results.length) return null;
@@ -94,7 +100,7 @@ function heroFacts() {
   const { evaluations, steps, confirmed, pair, status } = run;
   if (confirmed) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && pair) {
-    const best = evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
+    const best = bestOf(evaluations);
     add("Selected the model", percent(best.accuracy), `step ${best.step}: the highest of ${plural(evaluations.length, "evaluation")}, so too high on average`);
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward, 2)} → ${number(evaluations.at(-1).reward, 2)}`, "mean, first to last");
@@ -113,7 +119,7 @@ function heroFacts() {
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
     const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), `${plural(timed.length, "step")}, evaluations ${percent(1 - working / total)}`);
+    add("Time", duration(total), plural(timed.length, "step") + (total > working ? `; of it, evaluations took ${duration(total - working)}` : ""));
     const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
@@ -199,21 +205,26 @@ function stepTable() {
   const shown = steps.slice(-MOST_TABLE_ROWS);
   const note = shown.length < steps.length ? ` (the last ${MOST_TABLE_ROWS} of ${steps.length})` : "";
   return fold(`All values by step${note}`, "", () => {
-    const head = el("tr", {}, el("th", { scope: "col", text: "step" }), STEP_COLUMNS.map(([, name]) => el("th", { scope: "col", text: name })));
     const body = shown.map((step) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: stepAddress(step.step), text: String(step.step) })), STEP_COLUMNS.map(([field, , show]) => el("td", { text: show(step[field]) }))));
-    return scroller("Values by step", el("table", { class: "numbers" }, el("thead", {}, head), el("tbody", {}, body)));
+    return numbersTable("Values by step", ["step", ...STEP_COLUMNS.map(([, name]) => name)], body, "numbers wide");
   });
 }
 
 const stepAddress = (step) => address({ ...noFilters(), view: "list", t: null, side: null, source: "step", step });
 const scroller = (label, content) => el("div", { class: "scroller", role: "region", tabindex: "0", "aria-label": label }, content);
 
+// A table of numbers; on a phone each row stands as a block, its cells under their names.
+function numbersTable(label, names, rows, kind = "numbers stacked") {
+  const head = names.map((name) => (name.nodeType ? name : el("th", { scope: "col", text: name })));
+  for (const row of rows) [...row.cells].forEach((cell, column) => { cell.dataset.name = head[column].textContent; });
+  return scroller(label, el("table", { class: kind }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+}
+
 const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; p = ${Number(each.p_value).toPrecision(3)} (exact paired test${each.unit ? ` by ${each.unit}` : ""})`, "p", { class: "note" });
 
 function resultTable() {
   const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
-  const head = ["model", "accuracy", "95% interval", "0 to 100%", "reward", "turns", "questions"].map((name) => el("th", { scope: "col", text: name }));
-  return scroller("Results", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+  return numbersTable("Results", ["model", "accuracy", "95% interval", "0 to 100%", "reward", "turns", "questions"], rows);
 }
 
 // The files whose failures are compared: the two tests of the headline, else the first and last evaluation, else each

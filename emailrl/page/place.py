@@ -16,16 +16,7 @@ from emailrl.base.disk import LOCK, is_locked, not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, STATUS, list_checkpoints, run_folders
-from emailrl.page.results import (
-    Pair,
-    benchmark_record,
-    in_order,
-    list_in,
-    pair_of_benchmark,
-    pair_of_run,
-    read_object,
-    results_of,
-)
+from emailrl.page.results import Pair, benchmark_record, in_order, list_in, pair_of_benchmark, pair_of_run, read_object
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
@@ -58,13 +49,18 @@ def output_roots(output_dir: Path) -> list[Path]:
     return [*run_folders(output_dir), parent / "rollouts", parent / "benchmarks"]
 
 
+def newest_in(output_dir: Path) -> Path:
+    """Return the newest trajectory file of the default output folders; ``UsageError`` if there is none."""
+    if (newest := newest_file(output_roots(output_dir))) is None:
+        problem = f"No run, benchmark or rollout with trajectories under {output_dir.parent}."
+        raise UsageError(problem, "Make one (emailrl train, benchmark or rollout), or name one.")
+    return newest
+
+
 def newest_made(output_dir: Path) -> Path:
     """Return the run with the newest trajectories, or without one the newest benchmark or rollout; ``UsageError`` if
     there is none."""
-    newest = newest_file(run_folders(output_dir)) or newest_file(output_roots(output_dir))
-    if newest is None:
-        problem = f"No run, benchmark or rollout with trajectories under {output_dir.parent}."
-        raise UsageError(problem, "Make one (emailrl train, benchmark or rollout), or name one.")
+    newest = newest_file(run_folders(output_dir)) or newest_in(output_dir)
     return newest.parent.parent if newest.parent.name == "trajectories" else newest
 
 
@@ -151,7 +147,7 @@ def source_of(file: Path) -> str:
     """Return a file's source: ``step``, ``eval``, ``confirm``, ``benchmark`` or ``rollout``."""
     if match := _NUMBERED.fullmatch(file.name):
         return match[1]
-    is_benchmark = file.parent.name == "trajectories" and results_of(file).is_file()
+    is_benchmark = file.parent.name == "trajectories" and (file.parent.parent / "results.json").is_file()
     return "benchmark" if is_benchmark else "rollout"
 
 
@@ -210,7 +206,7 @@ def place_of(path: Path, index: int | None = None) -> Place:
 def _with_tests(root: Path, files: list[Path]) -> Place:
     """The place of a run with its tests, or of a benchmark."""
     checkpoints = list_checkpoints(root)
-    pair = pair_of_run(root, checkpoints[-1].metadata) if checkpoints else pair_of_benchmark(root)
+    pair = pair_of_run(root, checkpoints) if checkpoints else pair_of_benchmark(root)
     beside = [] if pair is None or not checkpoints else [file for file in pair.files if file not in files]
     return Place(root, (*files, *beside), pair=pair)
 

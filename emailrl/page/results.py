@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError
-from emailrl.checkpoints import Metadata
+from emailrl.checkpoints import WEIGHTS, Checkpoint
 from emailrl.measure.evaluation import Evaluation, compared
 from emailrl.records import Record, read_trajectories
 
 _SAME = (
-    "split", "temperature", "max_turns", "thinking", "max_thinking_tokens", "samples", "seed", "database",
+    "split", "temperature", "max_turns", "thinking", "max_thinking_tokens", "samples", "seed", "database", "questions",
     "environment", "reward_name", "num_questions",
 )  # fmt: skip
 """Fields in which two results must agree to be of the same test."""
@@ -37,14 +38,9 @@ class Pair:
         return {"before": self.before, "after": self.after, "compared": compared}
 
 
-def results_of(file: Path) -> Path:
-    """Return where the results of the benchmark are that would have written a trajectory file."""
-    return file.parent.parent / "results.json"
-
-
 def benchmark_record(file: Path) -> dict[str, Any]:
     """Return the model that made a file, from the benchmark's results; an empty dict for other files."""
-    records = list_in(read_object(results_of(file)), "results", dict)
+    records = list_in(read_object(file.parent.parent / "results.json"), "results", dict)
     return next((each for each in records if Path(str(each.get("trajectories"))).name == file.name), {})
 
 
@@ -69,8 +65,9 @@ def in_order(results: Iterable[Record]) -> list[Record]:
     """A benchmark's results as training made them: models without adapter first, then checkpoints by their steps."""
 
     def place(result: Record) -> tuple[bool, int]:
-        step = _metadata(result).get("step")
-        return bool(result.get("checkpoint")), step if isinstance(step, int) else 0
+        checkpoint = result.get("checkpoint")
+        step = read_object(Path(str(checkpoint)) / "metadata.json").get("step")
+        return bool(checkpoint), step if isinstance(step, int) else 0
 
     return sorted(results, key=place)
 
@@ -83,34 +80,42 @@ def pair_of_benchmark(folder: Path) -> Pair | None:
     return Pair(results[0] if len(results) == 2 else None, results[-1], _files(folder, results))
 
 
-def pair_of_run(folder: Path, metadata: Metadata) -> Pair | None:
-    """The newest complete benchmark of one of a run's checkpoints among those beside the run, and the newest of what
-    the run began from (its base model, or the checkpoint that is its parent) on the same questions."""
-    own = folder.resolve()
-    tests = sorted(own.parent.glob("benchmarks/*/results.json"), key=lambda file: -file.stat().st_mtime_ns)
-    found = [(test.parent, each) for test in tests for each in list_in(read_object(test), "results", dict)]
-    found = [(at, each) for at, each in found if each.get("complete") and not each.get("attacked")]
-    of_run = ((at, each) for at, each in found if Path(str(each.get("checkpoint"))).parent.resolve() == own)
-    at, after = next(of_run, (own, None))
+def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
+    """The newest complete benchmark of a run's weights, and the newest of what the run began from (its base model, or
+    its parent's weights) on the same questions. Weights are told by their hash, so that a run which was moved or copied
+    keeps its benchmarks, and never gets another's."""
+    here, metadata = folder.resolve(), checkpoints[-1].metadata
+    near = dict.fromkeys(each.resolve() for each in (*here.parents, Path("outputs"), Path()))
+    results = chain.from_iterable(each.glob("benchmarks/*/results.json") for each in near)
+    newest = sorted(results, key=lambda file: -file.stat().st_mtime_ns)
+    tests = [(file.parent, each) for file in newest for each in _tested(file, metadata.base_model)]
+    own = {each.metadata.files[WEIGHTS] for each in checkpoints if WEIGHTS in each.metadata.files}
+    at, after = next(((at, each) for at, each in tests if each["adapter"] in own), (here, None))
     if after is None:
         return None
-    for place, before in found:
-        if all(before.get(name) == after.get(name) for name in _SAME) and _began(before, metadata):
+    began: set[str | None] = {None}
+    if (parent := metadata.parent) is not None:  # a path with its hash, or run_id:step of a run beside this one
+        made = map(read_object, here.parent.glob("*/*/metadata.json"))
+        of_parent = (each for each in made if f"{each.get('run_id')}:{each.get('step')}" == parent)
+        began = {each.get("files", {}).get(WEIGHTS, "") for each in of_parent}
+        began.add(parent.rpartition(" sha256:")[2])
+    for place, before in tests:
+        if before["adapter"] in began and all(before.get(name) == after.get(name) for name in _SAME):
             return Pair(before, after, (*_files(place, [before]), *_files(at, [after])))
     return Pair(None, after, _files(at, [after]))
 
 
-def _began(result: Record, metadata: Metadata) -> bool:
-    """Whether a result is of what a run began from."""
-    if not result.get("checkpoint"):
-        return metadata.parent is None and result.get("base_model") == metadata.base_model
-    made = _metadata(result)
-    return metadata.parent == f"{made.get('run_id')}:{made.get('step')}"
-
-
-def _metadata(result: Record) -> dict[str, Any]:
-    checkpoint = result.get("checkpoint")
-    return read_object(Path(str(checkpoint)) / "metadata.json") if checkpoint else {}
+def _tested(file: Path, base_model: str) -> Iterator[Record]:
+    """A benchmark's complete results of a base model without attack, each with the fingerprints of its database and
+    ``questions`` and its ``adapter``'s hash: the conditions have one for each number that begins a file's name."""
+    conditions = read_object(file.with_name("conditions.json"))
+    adapters = {f"{number:02}": adapter for number, adapter in enumerate(list_in(conditions, "adapters", object))}
+    for each in list_in(read_object(file), "results", dict):
+        number = Path(str(each.get("trajectories"))).name.partition("-")[0]
+        is_whole = each.get("complete") and not each.get("attacked")
+        if is_whole and each.get("base_model") == base_model and number in adapters:
+            told = {name: conditions.get(name) for name in ("database", "questions")}
+            yield each | told | {"adapter": adapters[number]}
 
 
 def _files(folder: Path, results: Iterable[Record]) -> tuple[Path, ...]:

@@ -8,14 +8,17 @@ const meanOver = (points) => {
 const pointsOf = (records, field) => records.filter((each) => Number.isFinite(each[field])).map((each) => ({ x: each.step, y: each[field] }));
 const seconds = (run) => sum(run.steps.map((step) => step.seconds?.total || 0)) || null;
 const held = (run) => pointsOf(run.evaluations, "accuracy");
+const under = (value, text) => [value, el("span", { class: "under block", text })];
+const measured = (of) => [(run) => of(run)?.accuracy ?? null, (value, run) => (value === null ? "–" : under(percent(value), Number.isFinite(of(run).accuracy_low) ? interval(of(run)) : ""))];
+// Of each its value in a run, by which the table sorts, and what it shows.
 const RUN_COLUMNS = {
-  state: [(run) => run.status?.state ?? null, String],
-  test: [(run) => run.pair?.after.accuracy ?? null, percent],
-  confirmed: [(run) => run.confirmed?.accuracy ?? null, percent],
-  best: [(run) => (held(run).length ? Math.max(...held(run).map((point) => point.y)) : null), percent],
+  state: [stateOf, (value, run) => (value === null ? "–" : el("span", { class: `live ${progress(run).kind}`, text: value }))],
+  test: measured((run) => run.pair?.after),
+  confirmed: measured((run) => run.confirmed),
+  best: [(run) => (held(run).length ? bestOf(run.evaluations).accuracy : null), (value, run) => (value === null ? "–" : under(percent(value), `step ${bestOf(run.evaluations).step}`))],
   last: [(run) => held(run).at(-1)?.y ?? null, percent],
   mean: [(run) => meanOver(held(run)), percent],
-  steps: [(run) => run.steps.at(-1)?.step ?? null, number],
+  steps: [(run) => run.steps.at(-1)?.step ?? null, (value, run) => (run.status?.steps > value ? under(number(value), `of ${number(run.status.steps)}`) : number(value))],
   time: [seconds, (value) => (value === null ? "–" : duration(value))],
   tokens: [(run) => sum(run.steps.map((step) => step.total_tokens || 0)) || null, (value) => number(value, 0)],
 };
@@ -47,7 +50,7 @@ function runsOverview() {
     lineChart("Seconds a step", lines((run) => ({ points: run.steps.filter((step) => step.seconds?.total).map((step) => ({ x: step.step, y: step.seconds.total })) })), { show: (value) => number(value, 1), zero: true, smooth }),
   ];
   return el("div", { class: "overview" }, el("div", { class: "heading" }, outside(data.run.title, "h1"), el("p", { class: "lead", text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), by ? groupTiles(by, groupsBy(by)) : null, leftOut(),
-    section("Compared", "Best, last and mean are of the validation accuracies of a run; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),
+    section("Compared", "Confirmed is on questions that selected nothing. Best, last and mean are of a run's validations; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),
     section("Curves", by ? "Values are means over the runs of a color (lowest to highest)." : null, zoomControls(), runControls(settings, by, smooth), el("div", { class: "charts" }, charts.filter(Boolean))));
 }
 
@@ -91,6 +94,11 @@ function runTable(runs, settings, series) {
     const isOn = state.order === name;
     return el("th", { scope: "col", "aria-sort": isOn ? (state.reverse ? "ascending" : "descending") : null }, el("button", { type: "button", text: name.replaceAll("_", " "), onclick: () => redrawOverview({ order: name, reverse: isOn && !state.reverse ? "yes" : null }) }));
   });
-  const body = order.map((index) => el("tr", {}, el("th", { scope: "row" }, el("span", { class: `key series-${series[index]}` }, outside(runs[index].title))), columns.map(([, [of, show]]) => outside(show(of(runs[index])), "td"))));
-  return scroller("Runs", el("table", { class: "numbers" }, el("thead", {}, el("tr", {}, el("th", { scope: "col", text: "run" }), head)), el("tbody", {}, body)));
+  const name = ({ title }) => (config.served ? el("a", { href: runAddress({ run: title }) }, outside(title)) : outside(title));
+  const cell = (run, [, [of, show]]) => {
+    const shown = show(of(run), run);
+    return typeof shown === "string" ? outside(shown, "td") : el("td", {}, shown);
+  };
+  const body = order.map((index) => el("tr", {}, el("th", { scope: "row", class: `key series-${series[index]}` }, name(runs[index])), columns.map((column) => cell(runs[index], column))));
+  return numbersTable("Runs", ["run", ...head], body);
 }

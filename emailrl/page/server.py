@@ -10,7 +10,7 @@ import secrets
 import sys
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,12 +25,12 @@ from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokeni
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 from emailrl.records.trajectory import notes_path
 
-MAX_ROWS, MAX_TEXTS = 2000, 500  # maximum rows and conversations per response; the page itself holds the first rows
+MOST = {"rows": 2000, "texts": 500}  # rows and conversations per response; the page itself holds the first rows
 
 
 class Served:
-    """Reads a run or file that may still be growing, or the numbers of several runs in one folder; thread-safe.
-    ``UsageError`` if there is no trajectory."""
+    """Reads a run or file that may still be growing, or several runs in one folder (``of_run`` has the page of each);
+    thread-safe. ``UsageError`` if there is no trajectory."""
 
     def __init__(self, path: Path, *, model_name: str) -> None:
         self._path, self._model_name = path, model_name
@@ -39,7 +39,17 @@ class Served:
         """The files of the last returned record, with their trajectory counts."""
         self._lock = threading.Lock()
         self._compares = not has_numbers(path) and len(runs_in(path)) > 1
+        self._runs: dict[Path, Served] = {}
         self.place = Place(path, ()) if self._compares else place_of(path)
+
+    def of_run(self, name: str | None) -> Served:
+        """Return the folder's run of this name, itself without a name; ``UsageError`` if there is no such run."""
+        if name is None:
+            return self
+        if (run := next((run for run in runs_in(self._path) if run.name == name), None)) is None:
+            raise UsageError(f"No run {name} here.", "Open the address that emailrl view printed.")
+        with self._lock:
+            return self._runs.setdefault(run, self._runs.get(run) or Served(run, model_name=self._model_name))
 
     def run(self) -> Record:
         """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""
@@ -57,19 +67,14 @@ class Served:
             run["left_out"] += [line for file in files for line in file.bad_lines]
             return run
 
-    def rows(self, start: int, stop: int) -> list[Record]:
-        """Return rows ``start`` up to but excluding ``stop`` of the last returned record, at most ``MAX_ROWS``."""
-        return self._listed(_File.rows, start, min(stop, start + MAX_ROWS))
-
-    def texts(self, start: int, stop: int) -> list[Record]:
-        """Return the conversations of these rows, at most ``MAX_TEXTS``, for the page's search."""
-        return self._listed(_File.texts, start, min(stop, start + MAX_TEXTS))
-
-    def _listed(self, of: Callable[[_File, int, int], list[Record]], start: int, stop: int) -> list[Record]:
+    def listed(self, what: str, start: int, stop: int) -> list[Record]:
+        """Return the rows (``what``), or the ``texts`` for the page's search, from ``start`` up to but excluding
+        ``stop`` of the last returned record, at most as many as ``MOST`` says."""
+        stop = min(stop, start + MOST[what])
         with self._lock:
             found: list[Record] = []
             for file, count in self._shown:
-                found += of(file, max(start, 0), min(stop, count))
+                found += getattr(file, what)(max(start, 0), min(stop, count))
                 start, stop = start - count, stop - count
                 if stop <= 0:
                     break
@@ -226,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         return int(value)
 
     def _answer(self) -> None:
-        served = self.server.served
+        served = self.server.served.of_run(self._query().get("run"))
         found: Any
         match self.path.partition("?")[0]:
             case "/":
@@ -234,9 +239,9 @@ class _Handler(BaseHTTPRequestHandler):
             case "/data/run.json":
                 found = served.run()
             case "/data/trajectories":
-                found = served.rows(self._number("from"), self._number("to"))
+                found = served.listed("rows", self._number("from"), self._number("to"))
             case "/data/texts":
-                found = served.texts(self._number("from"), self._number("to"))
+                found = served.listed("texts", self._number("from"), self._number("to"))
             case "/data/trajectory":
                 found = served.trajectory(self._query().get("file", ""), self._number("offset"))
                 if found is None:
@@ -251,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
         try:
-            data = served_data(served.run(), served.rows(0, MAX_ROWS))
+            data = served_data(served.run(), served.listed("rows", 0, MOST["rows"]))
         except (EmailRLError, OSError):
             return  # the page asks for the data, and shows why there is none
         self.wfile.write(data.encode())

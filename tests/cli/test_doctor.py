@@ -86,28 +86,27 @@ def test_a_missing_package_is_fatal_only_where_emailrl_needs_it(quick: Path, mon
     real, old = metadata.distributions, SimpleNamespace(version="0.0.1")
     there = {"peft": [], "vllm": [], "rich": [old]}
     monkeypatch.setattr(metadata, "distributions", lambda name: there[name] if name in there else real(name=name))
-    peft, vllm, rich = found(name="peft"), found(name="vllm"), found(name="rich")
+    peft, extras, rich = found(name="peft"), found(name="extras"), found(name="rich")
     assert peft.fatal and "pip install 'peft" in peft.remedy
-    assert vllm.status == "note" and vllm.remedy.endswith("pip install 'vllm<0.32,>=0.26'")
+    assert extras.status == "note" and extras.found.startswith("not installed: vllm")
+    assert extras.remedy.endswith("pip install 'vllm<0.32,>=0.26'")
     assert rich.status == "note" and rich.found.startswith("0.0.1, expected ")
 
 
-def test_each_package_is_shown_once_and_developers_extras_are_not(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name in ("rich", "gguf", "playwright"):
-            return "1.0"
-        raise metadata.PackageNotFoundError(name)
-
-    extras = {"smol": ["gguf"], "browser": ["playwright", "axe"], "dev": ["gguf", "pytest"]}
+def test_each_package_is_counted_once_and_developers_extras_are_not(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = {"rich": [SimpleNamespace(version="1.0")], "gguf": [SimpleNamespace(version="1.0")]}
+    monkeypatch.setattr(metadata, "distributions", lambda name: there.get(name, []))
+    extras = {"smol": ["gguf"], "browser": ["playwright", "axe"], "dev": ["gguf", "pytest"], "mcp": ["mcp"]}
     wanted = [f'{name}; extra == "{extra}"' for extra, names in extras.items() for name in names]
     about = Message()
     for extra in extras:
         about["Provides-Extra"] = extra
     monkeypatch.setattr(metadata, "requires", lambda _: ["rich", *wanted])
     monkeypatch.setattr(metadata, "metadata", lambda _: about)
-    monkeypatch.setattr(metadata, "version", version)
-    shown = [(check.area, check.name) for check in examine_packages()]
-    assert shown == [("", "rich"), ("extra smol", "gguf")]
+    shown = {check.name: check.found for check in examine_packages()}
+    assert shown == {"packages": "2 in versions that emailrl takes", "extras": "not installed: mcp"}
     areas = [area for area, _ in groupby(examine(), key=lambda check: check.area)]
     assert len(areas) == len(set(areas))
 
@@ -168,3 +167,14 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     copy = cached_folder("smol", HUB)
     copy.mkdir(parents=True)
     assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")
+
+
+def test_what_fits_is_one_row_and_the_next_command_stands_below(emailrl, quick: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MODEL_NAME", "nano")
+    (quick / "data").mkdir()
+    make_database(quick / "data" / "own.db")
+    (quick / "data" / "own_questions.jsonl").write_text("{}\n")
+    code, out, said = emailrl("doctor")
+    rows = [line.split()[:2] for line in out.splitlines()]
+    assert code == 0 and rows.count(["ok", "packages"]) == 1 and ["ok", "torch"] in rows and ["ok", "peft"] not in rows
+    assert said.endswith("emailrl train\n")

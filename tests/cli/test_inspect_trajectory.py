@@ -151,7 +151,7 @@ def test_bad_lines_are_passed_over_and_named_whichever_is_shown(emailrl, damaged
     assert "; line 2: not a trajectory (group_id is missing); line 3: not JSON (" in error
     code, out, error = emailrl("inspect-trajectory", damaged)
     assert code == 0 and "question of t2" in out
-    assert "5 of 7 lines could not be read: line 1: " in error and error.endswith("; also lines 4, 6\n")
+    assert "5 of 7 lines could not be read: line 1: " in error and "; also lines 4, 6\nNext: " in error
     code, _, error = emailrl("inspect-trajectory", damaged, "--index", "0")
     assert code == 1 and "also lines 4, 6\n" in error and error.splitlines()[1].startswith("error: ")
     code, out, error = emailrl("inspect-trajectory", damaged.parent.parent, "--html", "run.html")
@@ -170,7 +170,7 @@ def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_p
     assert (code, out) == (2, "") and "holds 3 trajectories; there is no --index 3" in error
     shutil.rmtree(run_dir)
     code, out, error = emailrl("inspect-trajectory")
-    assert (code, out) == (2, "") and "error: No trajectory under outputs." in error
+    assert (code, out) == (2, "") and "error: No run, benchmark or rollout with trajectories under outputs." in error
     (tmp_path / "none.jsonl").write_text('{"group_id": "g", "scenario": {')
     code, out, error = emailrl("inspect-trajectory", "none.jsonl")
     assert (code, out) == (2, "") and "holds no complete trajectory yet" in error

@@ -47,4 +47,4 @@ def test_a_benchmark_is_not_the_newest_run(emailrl, tmp_path: Path, trajectory: 
     assert emailrl("report")[2] == "Newest: outputs/grpo_masked\n"
     code, out, said = emailrl("inspect-trajectory")
     file = "outputs/benchmarks/20260101/trajectories/nano.jsonl"
-    assert code == 0 and said == f"Newest trajectory file: {file}\n" and file in out
+    assert code == 0 and f"inspect-trajectory {file} --index 0 --verbose" in said and file in out

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from documents.commands import OTHERS_VARIABLES, SETTINGS
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
-from documents.pictures import IMAGES, terminal_svg
+from documents.pictures import DARK, DARK_STYLE, IMAGES, quickstart_svg, terminal_svg, with_dark
 from documents.pictures import SHOWN as SHOWN_IN_TERMINAL
 from generate import example_page, llms_txt, navigation
 
@@ -79,6 +79,8 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
             r"<(?:script|img|iframe)[^>]*\bsrc=\"?(?:https?:)?//|<link[^>]*\bhref=\"?(?:https?:)?//", html
         )
         assert foreign == [], page
+    formulas = (tmp_path / "site/reference/algorithms.html").read_text(encoding="utf-8")
+    assert formulas.count("<math") > 30 and "$" not in re.sub("<script.*?</script>", "", formulas, flags=re.DOTALL)
 
 
 def test_the_page_on_the_first_screen_is_recorded_in_the_form_that_its_scripts_read(tmp_path: Path) -> None:
@@ -122,17 +124,21 @@ def test_symptoms_and_messages_are_explained() -> None:
     assert [each for each in ours if each not in SOURCE] == []
 
 
-SHOWN = ("page.png", "terminal.svg", "training_curve.svg")
+SHOWN = ("page.png", "quickstart.svg", "terminal.svg")
 
 
 def test_the_terminals_picture_is_what_the_command_prints() -> None:
     drawn = (IMAGES / "terminal.svg").read_text(encoding="utf-8")
     assert terminal_svg() == drawn, "outdated: python tests/documents/pictures.py QUICKSTART draws it again"
+    recorded = (IMAGES / "quickstart.svg").read_text(encoding="utf-8")
+    assert quickstart_svg() == recorded and "Test" in recorded and "93.3%" in recorded
 
 
 def test_the_pictures_are_on_the_first_screen_of_the_readme() -> None:
     head = "".join(text_of("README.md").splitlines(keepends=True)[:40])
     shown = re.findall(r"!\[[^\]]{20,}\]\((docs/images/[^)]+)\)", head)  # with a text for those who do not see them
+    shown += re.findall(r'<img src="(docs/images/[^"]+)" alt="[^"]{20,}">', head)
+    assert 'srcset="docs/images/page_dark.png"><img src="docs/images/page.png"' in head
     assert sorted(shown) == [f"docs/images/{name}" for name in SHOWN]
     assert all((ROOT / name).is_file() for name in shown)
 
@@ -141,3 +147,27 @@ def test_the_pictures_are_on_the_first_screen_of_the_readme() -> None:
 def test_a_picture_loads_nothing(name: str) -> None:
     svg = (IMAGES / name).read_text(encoding="utf-8")
     assert not re.search(r"(?:href|src)=\"(?!#)|url\([\"']?(?!#)|@import|<script", svg)
+
+
+@pytest.mark.parametrize(
+    "figure", sorted([*DOCS.glob("figures/*.svg"), *IMAGES.glob("*_curve.svg")]), ids=lambda at: at.stem
+)
+def test_a_figure_is_drawn_for_the_dark_too(figure: Path) -> None:
+    svg = figure.read_text(encoding="utf-8")
+    assert with_dark(svg) == svg, "draw it with documents.pictures.with_dark"
+    drawn = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg.replace(DARK_STYLE, "")))
+    assert all(contrast(DARK.get(color, color), DARK["#ffffff"]) > 3 for color in drawn - PAPER)
+
+
+PAPER = {"#ffffff", "#ebebeb", "#b0b0b0", "#cccccc", "#d3d3d3"}  # of paper, grids and frames, which stay faint
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's ratio of two colors."""
+
+    def light(color: str) -> float:
+        parts = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    return max(light(one), light(other)) / min(light(one), light(other))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from tiny import make_metadata
 from two_turns import UNSEEN, tokenizer_folder, trajectory
 
+from emailrl.checkpoints import WEIGHTS, write_checkpoint
 from emailrl.page.build import gather, page
 from emailrl.page.place import place_of
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
 
-__all__ = ["WRONG", "make_run", "tokenizer_folder", "trajectory", "written"]
+__all__ = ["WRONG", "make_run", "tokenizer_folder", "trajectory", "write_weights", "written"]
 
 WRONG = {"answer_correct": False, "attempted_answer": True} | UNSEEN
 
@@ -52,3 +56,10 @@ def make_run(folder: Path, trajectory: Trajectory, *, groups: int) -> Path:
     held = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": groups, "num_turns": 2.0}
     write_records(folder / "evaluations.jsonl", [{"step": step, "accuracy": step / 2, **held} for step in (0, 2)])
     return folder
+
+
+def write_weights(folder: Path, content: bytes, **metadata: Any) -> str:
+    """A checkpoint with these bytes as its weights; their hash."""
+    made = make_metadata(**{"kind": "best", "step": 2, **metadata})
+    write_checkpoint(folder, made, lambda at: (at / WEIGHTS).write_bytes(content))
+    return hashlib.sha256(content).hexdigest()

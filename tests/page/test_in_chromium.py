@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from chromium import needs_chromium, shown
-from page.conftest import WRONG, make_run, written
+from page.conftest import WRONG, make_run, write_weights, written
 from tiny import make_metadata
 
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
-from emailrl.page.build import gather_runs, page
+from emailrl.page.build import PageData, page
+from emailrl.page.place import place_of, runs_record
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 
@@ -26,9 +28,9 @@ def file(tmp_path: Path, trajectory: Trajectory) -> Path:
     folder = make_run(tmp_path / "run", trajectory, groups=1)
     (folder / "confirmed.json").write_text(json.dumps({"step": 2, "accuracy": 0.625, **HELD}))
     (folder / "status.json").write_text(json.dumps({"state": "finished", "reason": "all steps done", "at": 1.0}))
-    write_checkpoint(folder / "best_model", make_metadata(kind="best", step=2), lambda _: None)
-    for name, right, checkpoint in (("before", 1, None), ("after", 8, str(folder / "best_model"))):
-        write_benchmark(tmp_path / "benchmarks" / name, trajectory, {"nano": (right, checkpoint)}, asked=8)
+    weights = write_weights(folder / "best_model", b"trained")
+    for name, right, adapter in (("before", 1, None), ("after", 8, weights)):
+        write_benchmark(tmp_path / "benchmarks" / name, trajectory, {"nano": (right, None)}, asked=8, adapter=adapter)
     return written(folder)
 
 
@@ -36,9 +38,15 @@ HELD = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions
 
 
 def write_benchmark(
-    folder: Path, trajectory: Trajectory, models: dict[str, tuple[int, str | None]], *, asked: int
+    folder: Path,
+    trajectory: Trajectory,
+    models: dict[str, tuple[int, str | None]],
+    *,
+    asked: int,
+    adapter: str | None = None,
 ) -> None:
-    """The results of models, each with its number of right answers and its checkpoint, and their trajectories."""
+    """The results of models, each with its number of right answers and its checkpoint, and their trajectories;
+    ``adapter`` is the hash of the weights that all have."""
     results = []
     for number, (model, (right, checkpoint)) in enumerate(models.items()):
         file = folder / "trajectories" / f"{number:02}-{Path(model).name}.jsonl"
@@ -51,6 +59,8 @@ def write_benchmark(
         numbers = HELD | {"accuracy": right / asked, "num_questions": asked, "complete": True, "base_model": "nano"}
         results.append({"model": model, "trajectories": str(file), "checkpoint": checkpoint} | numbers)
     (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": []}))
+    conditions = {"adapters": [adapter] * len(models), "database": "d", "questions": "q"}
+    (folder / "conditions.json").write_text(json.dumps(conditions))
 
 
 def text_of(markup: str, name: str) -> str:
@@ -99,6 +109,39 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
 )
 def test_filters_are_in_the_address(file: Path, tmp_path: Path, fragment: str, counted: str) -> None:
     assert text_of(shown(file, tmp_path / "profile", fragment), "counted") == counted
+
+
+def done(file: Path, profile: Path, *acts: str, fragment: str = "", size: str = "1280,800") -> list[str]:
+    """What is focused after each act of a reader: its id, else its text."""
+    script = f"""<script>(async () => {{
+      const settled = () => new Promise((next) => setTimeout(next, 50));
+      while (!document.documentElement.dataset.ready) await settled();
+      const focused = [];
+      for (const act of [{",".join(f"() => {{ {act} }}" for act in acts)}]) {{
+        act();
+        await settled();
+        focused.push(document.activeElement.id || document.activeElement.textContent);
+      }}
+      document.body.dataset.focused = JSON.stringify(focused);
+    }})();</script>"""
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", file.read_text(encoding="utf-8"))
+    acting = file.with_name("acting.html")
+    acting.write_text(page + script, encoding="utf-8")
+    [found] = re.findall('data-focused="(.*?)"', shown(acting, profile, fragment, f"--window-size={size}"))
+    return list(json.loads(html.unescape(found)))
+
+
+@needs_chromium
+def test_the_focus_goes_where_the_reader_goes(file: Path, tmp_path: Path) -> None:
+    to_list = 'const link = document.querySelector(".share a"); link.focus(); link.click();'
+    key = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}));"
+    back = "document.activeElement." + key % "Escape"
+    pick = "document.querySelector('.row').click();"
+    assert done(file, tmp_path / "wide", to_list, back, back) == ["rows", "rows", "main"]
+    # On a phone, list and trajectory take each other's place.
+    assert done(file, tmp_path / "phone", to_list, pick, back, size="500,800") == ["rows", "detail", "rows"]
+    zoom = "const field = document.querySelector('.controls input'); field.focus(); document.body." + key % "1"
+    assert done(file, tmp_path / "still", zoom) == [""]  # which stays: nothing was left
 
 
 @needs_chromium
@@ -164,6 +207,32 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert ">cited</span>" in side
 
 
+def test_a_benchmark_is_found_by_the_weights_that_it_measured(tmp_path: Path, trajectory: Trajectory) -> None:
+    def tests_of(run: Path) -> tuple[float | None, float] | None:
+        pair = place_of(run).pair
+        return pair and (pair.before and pair.before["accuracy"], pair.after["accuracy"])
+
+    home = tmp_path / "outputs"
+    for name, content, parent in (("grpo", b"one", None), ("grpo-2", b"two", "one:2"), ("grpo-3", b"three", None)):
+        write_records(home / name / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+        run_id = {"grpo": "one"}.get(name, name)
+        weights = write_weights(home / name / "best_model", content, run_id=run_id, parent=parent)
+        if name != "grpo-3":
+            right = {"nano": (4 if parent else 2, None)}
+            write_benchmark(home / "benchmarks" / name, trajectory, right, asked=8, adapter=weights)
+    write_benchmark(home / "benchmarks" / "base", trajectory, {"nano": (1, None)}, asked=8)
+    assert tests_of(home / "grpo") == (0.125, 0.25)
+    assert tests_of(home / "grpo-2") == (0.25, 0.5)  # from its parent's, not the base model's
+    assert tests_of(home / "grpo-3") is None
+    moved = home.rename(tmp_path / "elsewhere")
+    (moved / "grpo").rename(moved / "renamed")
+    (moved / "grpo-3").rename(moved / "grpo")  # has the name of the run that was measured, not its weights
+    assert tests_of(moved / "renamed") == (0.125, 0.25) and tests_of(moved / "grpo-2") == (0.25, 0.5)
+    assert tests_of(moved / "grpo") is None
+    write_weights(moved / "renamed" / "best_model", b"trained further")
+    assert tests_of(moved / "renamed") is None
+
+
 @needs_chromium
 def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> None:
     for name, rate, ends in (("slow", 1e-4, (0.25, 0.5, 0.5)), ("fast", 1e-3, (0.25, 0.75, 0.5))):
@@ -173,16 +242,16 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
         given = {"learning_rate": rate, "seed": 1}
         write_checkpoint(folder / "final", make_metadata(kind="final", settings={"training": given}), lambda _: None)
     target = tmp_path / "runs.html"
-    data = gather_runs([tmp_path / "slow", tmp_path / "fast"])
+    data = PageData(runs_record([tmp_path / "slow", tmp_path / "fast"]))
     assert [run["given"] for run in data.run["runs"]] == [{"learning_rate": 1e-4}, {"learning_rate": 1e-3}]
     target.write_text(page(data), encoding="utf-8")
     markup = shown(target, tmp_path / "profile", "#order=best&by=learning_rate&smooth=yes")
-    rows = re.findall(r'<th scope="row">.*?</tr>', markup)
+    rows = re.findall(r'<th scope="row" class="key.*?</tr>', markup)
     cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
     # The area under 25 %, 75 %, 50 % is (0.5 + 0.625) / 2; under 25 %, 50 %, 50 % it is (0.375 + 0.5) / 2.
     assert cells == [
-        ["fast", "75.0%", "50.0%", "56.3%", "2", "0.001"],
-        ["slow", "50.0%", "50.0%", "43.8%", "2", "0.0001"],
+        ["fast", "75.0%", "step", "1", "50.0%", "56.3%", "2", "0.001"],
+        ["slow", "50.0%", "step", "1", "50.0%", "43.8%", "2", "0.0001"],
     ]
     assert "They differ in learning rate." in markup and 'aria-sort="descending"' in markup
     assert "slow, 0.0001 from 25.0% at step 0 to 50.0% at step 2; fast, 0.001 from" in markup
@@ -192,14 +261,14 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     assert "No value in these steps." in shown(target, tmp_path / "profile", "#from=0&to=0")
     shutil.copytree(tmp_path / "fast", tmp_path / "fast-again")
     write_records(tmp_path / "fast-again" / "evaluations.jsonl", [{"step": 0, "accuracy": 0.25}])
-    runs = gather_runs([tmp_path / "slow", tmp_path / "fast", tmp_path / "fast-again"])
+    runs = PageData(runs_record([tmp_path / "slow", tmp_path / "fast", tmp_path / "fast-again"]))
     target.write_text(page(runs), encoding="utf-8")
     markup = shown(target, tmp_path / "profile")  # colored by what several runs share
     tiles = [re.sub(r"<[^>]+>", " ", tile).split() for tile in re.findall(r'class="tile">.*?</div>', markup)]
     assert [tile[3:5] for tile in tiles] == [["0.0001", "50.0%"], ["0.001", "37.5%"]]
     assert "mean of 2 runs: 50.0%, 25.0%" in markup
     with pytest.raises(UsageError, match="holds no metrics"):
-        gather_runs([tmp_path / "slow", tmp_path])
+        PageData(runs_record([tmp_path / "slow", tmp_path]))
 
 
 @needs_chromium

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import make_metadata
+from page.conftest import write_weights
 
 from emailrl.base.errors import UsageError
-from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import PageData, gather, page, served_page
 from emailrl.page.place import place_of
 from emailrl.page.redact import redacted
@@ -117,7 +116,7 @@ def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) ->
     assert (data.run["title"], data.run["kind"], data.run["total"], data.rows) == ("sft", "run", 0, [])
     assert [step["loss"] for step in data.run["steps"]] == [0.5, 0.25]
     served = Served(folder, model_name="nano")
-    assert served.run()["steps"] == data.run["steps"] and served.rows(0, 9) == []
+    assert served.run()["steps"] == data.run["steps"] and served.listed("rows", 0, 9) == []
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(UsageError, match="No trajectory in"):
         place_of(folder)
@@ -160,9 +159,17 @@ def test_a_page_has_the_notes_of_its_results_and_of_a_shared_inbox(tmp_path: Pat
     bench, run_dir = tmp_path / "benchmarks" / "b", tmp_path / "run"
     for folder in (bench, run_dir):
         write_trajectories(folder / "trajectories" / "00-nano.jsonl", [trajectory])
-    result = {"model": "nano", "accuracy": 1.0, "checkpoint": str(run_dir / "final"), "complete": True, "notes": [note]}
+    result = {
+        "model": "nano",
+        "accuracy": 1.0,
+        "base_model": "nano",
+        "trajectories": "00-nano.jsonl",
+        "complete": True,
+        "notes": [note],
+    }
     (bench / "results.json").write_text(json.dumps({"results": [result], "notes": [note, 3]}))
-    write_checkpoint(run_dir / "final", make_metadata(kind="final"), lambda _: None)
+    weights = write_weights(run_dir / "final", b"trained", kind="final")
+    (bench / "conditions.json").write_text(json.dumps({"adapters": [weights]}))
     (run_dir / "training.log").write_text(f"2026-01-01 10:00:00 Note: x\nNote: {note}\nNote: {note}\n")
     assert data_of(bench).run["notes"][0] == note
     data = data_of(run_dir)

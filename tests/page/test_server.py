@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -13,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from chromium import needs_chromium, shown
@@ -110,9 +112,9 @@ def test_bad_lines_are_passed_over_and_said(run_dir: Path) -> None:
     assert [step["step"] for step in run["steps"]] == [1, 2]
     assert [each.partition(": ")[0] for each in run["left_out"]] == ["metrics.jsonl, line 2", first.name, second.name]
     assert "2 of 5 lines could not be read: line 1: not a trajectory (id must be" in run["left_out"][1]
-    rows = served.rows(0, 9)
+    rows = served.listed("rows", 0, 9)
     assert [(row["id"][-1], row["advantage"]) for row in rows] == [("0", None), ("1", 0.5), ("2", None)]
-    assert [row["id"] for row in served.rows(1, 2)] == ["step-000001-1"]
+    assert [row["id"] for row in served.listed("rows", 1, 2)] == ["step-000001-1"]
     whole = served.trajectory(first.name, rows[1]["offset"])
     assert whole is not None and (whole["id"], whole["advantage"]) == ("step-000001-1", 0.5)
 
@@ -267,13 +269,20 @@ def test_a_folder_of_several_runs_is_served_as_their_comparison(run_dir: Path, t
     write_records(folder / "second" / "metrics.jsonl", [{"step": step, "loss": 0.25} for step in (1, 2)])
     run = served.run()
     assert [(each["title"], len(each["steps"])) for each in run["runs"]] == [(run_dir.name, 1), ("second", 2)]
-    assert (run["kind"], run["total"], served.rows(0, 9), served.texts(0, 9)) == ("runs", 0, [], [])
+    assert (run["kind"], run["total"], served.listed("rows", 0, 9), served.listed("texts", 0, 9)) == ("runs", 0, [], [])
     server = PageServer(served)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     markup = shown(server.address, tmp_path / "profile")
+    alone = shown(f"{server.address}&run={run_dir.name}", tmp_path / "profile", "#view=list")
+    assert answer(server, f"/data/run.json?run={run_dir.name}")["total"] == 5
+    for name in ("third", "..", f"../outputs/{run_dir.name}", str(run_dir), "second/."):
+        assert ask(server, f"/data/run.json?run={quote(name, safe='')}").status == 404
     server.shutdown()
     server.server_close()
+    assert ">5 trajectories<" in alone and f'href="?token={server.token}">← All runs</a>' in alone
     assert f"{run_dir.name} from 0.500 at step 1 to 0.500 at step 1; second from 0.250 at step 1" in markup
+    links = re.findall(r'<a href="(\?token=[^"]*)"', markup)
+    assert links == [f"?token={server.token}&amp;run={name}" for name in (run_dir.name, "second")]
     assert Served(run_dir, model_name="nano").run()["kind"] == "run"
 
 
