@@ -1,83 +1,154 @@
-"""Words of other languages than English, for the index: inflections, German compounds, and scripts without spaces.
+"""Words of several languages: inflected, in German and Dutch compounds, and in scripts without spaces.
 
-An email in one of ``LANGUAGES`` gets, in ``emails.extra``, the stems of its words in their order, and the ends of its
-compounds (``rechnung`` of ``Stromrechnung``); Chinese, Japanese and Korean text gets its pairs of characters. Every
-such word begins with ``PARTY``, so that queries as ART-E writes them do not find it. A search looks up a keyword's
-stems in the languages of the database alone: one of English mail is searched as fast as without them.
+Which language an email is in is not guessed. English forms of a keyword (``keys`` of ``key``) are made by rule and
+looked for in every email. One that is not plainly English is marked in ``emails.extra``, and the table ``stems`` has
+its words by their stems in every language, so that in marked emails a keyword is every word with which it shares a stem
+in any of them, and every compound of it. Chinese, Japanese and Korean text gets its pairs of characters, each after
+``PARTY``, so that queries as ART-E writes them do not find these.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from functools import cache, lru_cache
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
+from itertools import islice, product
 from typing import Any
 from unicodedata import normalize
 
 from emailrl.mail.database import PARTY
 
-LANGUAGES = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian")
-_COMMON = {
-    "german": "und der das dass nicht ist mit für wir ich sie bitte eine einen wird haben auf zum zur ä ö ü ß "
-    "bei dem dir mir uns hallo liebe noch auch aber wenn oder liegt sind kommt",
-    "french": "les des une pour vous nous dans avec pas sur est votre que merci bonjour ç è ê à "
-    "je chez sont mais salut bises mme elle cette bien é",
-    "spanish": "los las por para con una del que está como hola gracias su el ñ ¿ ¡ ó muy pero hay cuando esta í",
-    "italian": "gli della che sono non una con del ciao grazie questo è ò ù il",
-    "portuguese": "os não para uma com você são obrigado que ã õ dos em",
-    "dutch": "het een niet van voor met wij zijn ik naar ij graag deze",
+FOREIGN = f"{PARTY}{PARTY}"
+"""The mark of an email that is not plainly English."""
+_STEMMED = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian", "polish")
+_COMPOUNDING = ("german", "dutch")
+_TELLING = {
+    "english": "the and you with this that have are your been would they what there our please from know for could "
+    "should about were when which where any can need let his she who if but it has had how its these those than then "
+    "into only just some here i'm i'll don't",
+    "compounding": "und der das dass nicht ist mit für wir ich sie bitte eine einen wird haben auf zum zur ä ö ü ß bei "
+    "dem dir mir uns hallo liebe noch auch aber wenn oder liegt sind kommt het een niet van voor wij zijn ik naar ij "
+    "graag deze",
+    "others": "les des une pour vous nous dans avec pas sur est votre que merci bonjour ç è ê à je chez sont mais "
+    "salut bises mme elle cette bien é los las por para con una del está como hola gracias su el ñ ¿ ¡ ó muy pero "
+    "hay cuando esta í gli della che sono non un ciao grazie questo ò ù il os não com você são obrigado ã õ dos em nie "
+    "jest się że na proszę dzień dobry cześć pozdrawiam już czy od przy ą ę ł ś ć ń ż ź",
 }
-"""Words and letters that tell a language; two of them do. Hardly any is an English word."""
-_TELLING = {name: frozenset(words.split()) for name, words in _COMMON.items()}
-_ANY_TELLING = frozenset[str]().union(*_TELLING.values())
-_TOLD_CHARS = 600  # from which an email's language is told
+"""Words and letters that tell English, German or Dutch, and any other; of the last two, hardly any is English."""
+_ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(words.split()) for words in _TELLING.values())
+_FOREIGN = _COMPOUNDED | _OTHERS
+_DOUBT = 5  # English words that outweigh one of another language
+_TOLD_CHARS = 400  # from which that is told
 _WORD = re.compile(r"[^\W_]+")
-_CYRILLIC = re.compile("[\u0400-\u04ff]")
+_ACCENTED = re.compile("([a-z])[\u0300-\u036f]+")
 _CJK_RANGES = (
     "\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
 )
 _CJK = re.compile(f"[{_CJK_RANGES}]")
 _RUN = re.compile(f"([{_CJK_RANGES}]+)|[^{_CJK_RANGES}]+")
-_COMPOUNDING = ("german", "dutch")
-_SHORTEST_HEAD, _SHORTEST_PART, _SHORTEST_COMPOUND = 3, 4, 8  # letters
-_TAIL = "tail"
+_SHORTEST, _SHORTEST_PART, _SHORTEST_COMPOUND, _LONGEST = 3, 4, 8, 40  # letters
+_BEGINS, _ENDS, _LAST = "<", ">", "\U0010ffff"  # begin the keys of compounds in ``stems``
+_MOST_FORMS = 3  # of each word of a phrase, and as many words
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
+_ENDINGS = {"ies": ("y", "ie"), "ied": ("y",), "es": ("", "e"), "ed": ("", "e"), "ing": ("", "e"), "s": ("",)}
+_DOUBLED = re.compile(r"[^aeiou]*[aeiou]([bdglmnprt])(?:\1)?")
 
 
-def language_of(subject: str, body: str) -> str:
-    """Return which of ``LANGUAGES`` an email begins in, or an empty string."""
-    head = f"{subject} {body[:_TOLD_CHARS]} "[:_TOLD_CHARS].lower()
-    is_ascii = head.isascii()
-    if is_ascii and (" the " in head or " and " in head or " you " in head):
-        return ""
-    if not is_ascii and _CYRILLIC.search(head):
-        return "russian"
-    words = _ANY_TELLING.intersection(head.split() if is_ascii else (*head.split(), *head))
-    counts = {name: len(words & telling) for name, telling in _TELLING.items()} if len(words) > 1 else {"": 0}
-    best = max(counts, key=counts.__getitem__)
-    return best if counts[best] > 1 else ""
+def _told(subject: str, body: str) -> tuple[list[str], bool, bool]:
+    """The words and letters at the beginning of an email, whether it is plainly English, and whether some may be
+    compounds."""
+    head = f"{subject} {body[:_TOLD_CHARS]}"[:_TOLD_CHARS].lower()
+    words = head.split() if head.isascii() else [*head.split(), *head]
+    others = _FOREIGN.intersection(words)
+    is_english = len(_ENGLISH.intersection(words)) > _DOUBT * len(others)
+    return words, is_english, not (is_english or others) or not _COMPOUNDED.isdisjoint(others)
 
 
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
     """Return what the index gets for an email besides its text, as it stands in ``emails.extra``."""
     found: list[str] = []
-    if language := language_of(subject, body):
-        words = _WORD.findall(f"{names}\n{subject}\n{body}".lower())
-        found += [mark(language), *(mark(language, _stem(language, word)) for word in words)]
-        if language in _COMPOUNDING:
-            tails = (tail for word in dict.fromkeys(words) for tail in _tails(language, word))
-            found += [mark(_TAIL, tail) for tail in dict.fromkeys(tails)]
     for text in (names, subject, body):
         if not text.isascii() and _CJK.search(text):
             words = _WORD.findall(normalize("NFKC", text))
             found += [PARTY + piece for word in words if _CJK.search(word) for piece in _pieces(word)]
+    # Twice: FTS5 prefers a snippet that begins a column, and the mark is not to be shown in place of the text.
+    return found if _told(subject, body)[1] else [*found, PARTY, FOREIGN]
+
+
+class Stems:
+    """Gathers the rows (stem, word) of the table ``stems`` for marked emails."""
+
+    def __init__(self) -> None:
+        self._words, self._compounds = set[str](), set[str]()
+
+    def add(self, names: str, subject: str, body: str) -> None:
+        text = f"{names}\n{subject}\n{body}".lower()
+        words = set(_WORD.findall(text if text.isascii() else normalize("NFC", text)))
+        self._words |= words
+        if _told(subject, body)[2]:
+            self._compounds |= words
+
+    def rows(self) -> set[tuple[str, str]]:
+        words = [word for word in self._words if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST]
+        accented = [word for word in words if not word.isascii()]
+        compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
+        found = set[tuple[str, str]]()
+        for name in _STEMMED:
+            found.update(_stemmed(name, words), _stemmed(name, [*map(fold, accented)]))
+        for name in _COMPOUNDING:
+            for stem, word in _stemmed(name, compounds):
+                found.update(((f"{_BEGINS}{stem}", word), (f"{_ENDS}{stem[::-1]}", word)))
+        return found
+
+
+def stem_ranges(word: str) -> list[tuple[str, str]]:
+    """Return the first and the last key in ``stems`` of each group of words that a keyword of one word stands for."""
+    word = normalize("NFC", word.lower())
+    found = [(stem, stem) for stem in {stem for name in _STEMMED for stem, _ in _stemmed(name, {word, fold(word)})}]
+    for stem in {stem for name in _COMPOUNDING for stem, _ in _stemmed(name, [word])}:
+        if len(stem) >= _SHORTEST_PART:
+            found += [(f"{key}{stem}", f"{key}{stem}{_LAST}") for key, stem in ((_BEGINS, stem), (_ENDS, stem[::-1]))]
     return found
 
 
-def mark(kind: str, word: str = "") -> str:
-    """Return a stem or an end of a compound as it stands in the index; without a word, what says the language."""
-    return f"{PARTY}{kind}{PARTY}{word}"
+def phrases(keyword: str, forms: Callable[[str], Collection[str]]) -> list[str]:
+    """Return a keyword with each of its words in its ``forms``; a few of each if there are several."""
+    words = _WORD.findall(keyword)
+    if len(words) < 2:
+        return [form for word in words for form in forms(word)]
+    if len(words) > _MOST_FORMS:
+        return []
+    return [*map(" ".join, product(*([word, *islice(forms(word), _MOST_FORMS)] for word in words)))]
+
+
+def fold(word: str) -> str:
+    """Return a word in lower case as FTS5 keeps it: without the accents of Latin letters."""
+    return word if word.isascii() else normalize("NFC", _ACCENTED.sub(r"\1", normalize("NFD", word)))
+
+
+def english_forms(word: str) -> list[str]:
+    """Return the inflections of an English word: those of a noun, then those of a verb."""
+    word = word.lower()
+    if not (word.isascii() and word.isalpha() and _SHORTEST <= len(word) <= _LONGEST):
+        return []
+    ending = next((each for each in _ENDINGS if word.endswith(each) and len(word) - len(each) >= _SHORTEST), "")
+    root = word.removesuffix(ending)
+    bases = [root + each for each in _ENDINGS[ending]] if ending and not word.endswith(("ss", "us", "is")) else []
+    if ending in ("ed", "ing") and root[-1] == root[-2]:
+        bases.append(root[:-1])
+    found = list[str]()
+    for base in [word, *bases]:
+        verb = base.removesuffix("e")
+        if base.endswith("y") and base[-2] not in "aeiou":
+            found += [base, f"{base[:-1]}ies", f"{base[:-1]}ied", f"{base}ing"]
+        else:
+            plural = "es" if base.endswith(("s", "x", "z", "ch", "sh", "o")) else "s"
+            found += [base, f"{base}{plural}", f"{verb}ed", f"{verb}ing"]
+        if doubled := _DOUBLED.fullmatch(base):
+            found += [f"{base}{doubled[1]}ed", f"{base}{doubled[1]}ing"]
+    english = _stemmer("english")
+    stem = english.stemWord(word)  # tells ``evening`` from a form of ``even``
+    return [form for form in dict.fromkeys(found) if form != word and english.stemWord(form) == stem]
 
 
 def words_apart(keyword: str) -> list[str]:
@@ -86,39 +157,21 @@ def words_apart(keyword: str) -> list[str]:
     return keyword.split() if not keyword.isascii() and _CJK.search(keyword) else [keyword]
 
 
-def ways(keyword: str, languages: Collection[str]) -> list[str]:
-    """Return the FTS5 phrases by which ``emails.extra`` has a keyword in languages of the database."""
-    words = _WORD.findall(keyword.lower())
-    found: list[str] = []
-    for language in languages if words else ():
-        stems = [_stem(language, word) for word in words]
-        is_part = language in _COMPOUNDING and len(stems) == 1 and len(stems[0]) >= _SHORTEST_PART
-        found.append(f'"{" ".join(mark(language, stem) for stem in stems)}"{" *" if is_part else ""}')
-        if is_part:
-            found.append(f'"{mark(_TAIL, stems[0])}"')
-    if not keyword.isascii() and _CJK.search(keyword):
-        pieces = [piece for word in _WORD.findall(normalize("NFKC", keyword)) for piece in _pieces(word)]
-        ends_in_pair = len(pieces) > 1 and len(pieces[-2]) == 2 and pieces[-2][1:] == pieces[-1]
-        pieces = pieces[:-1] if ends_in_pair else pieces
-        found.append(f'"{" ".join(PARTY + piece for piece in pieces)}"{"" if ends_in_pair else " *"}')
-    return found
+def in_pairs(keyword: str) -> list[str]:
+    """Return the FTS5 phrase by which ``emails.extra`` has a keyword in a script without spaces; none for others."""
+    if keyword.isascii() or not _CJK.search(keyword):
+        return []
+    pieces = [piece for word in _WORD.findall(normalize("NFKC", keyword)) for piece in _pieces(word)]
+    ends_in_pair = len(pieces) > 1 and len(pieces[-2]) == 2 and pieces[-2][1:] == pieces[-1]
+    pieces = pieces[:-1] if ends_in_pair else pieces
+    return [f'"{" ".join(PARTY + piece for piece in pieces)}"{"" if ends_in_pair else " *"}']
 
 
-def words_like(subject: str, body: str, keywords: Collection[str]) -> list[str]:
-    """Return words of an email that have a keyword's stem in the email's language, or a keyword in a script without
-    spaces; at most a few."""
-    ideographs = [word for keyword in keywords for word in words_apart(keyword) if _CJK.search(word)]
-    name = language_of(subject, body)
-    stems = {_stem(name, word) for each in keywords for word in _WORD.findall(each.lower())} if name else set()
-    parts = [each for each in stems if len(each) >= _SHORTEST_PART] if name in _COMPOUNDING else []
-
-    def is_like(word: str) -> bool:
-        own = _stem(name, word) if name else word
-        is_part = any(own.startswith(part) or part in _tails(name, word) for part in parts)
-        return own in stems or is_part or any(each in word for each in ideographs)
-
-    text = f"{subject}\n{body}"[:_SEARCHED_CHARS].lower() if stems or ideographs else ""
-    return [*islice(filter(is_like, dict.fromkeys(_WORD.findall(text))), _MOST_WORDS)]
+def words_around(text: str, keywords: Collection[str]) -> list[str]:
+    """Return the words of a text, at most a few, in which a keyword in a script without spaces stands."""
+    parts = [part for keyword in keywords for part in words_apart(keyword) if _CJK.search(part)]
+    words = dict.fromkeys(_WORD.findall(text[:_SEARCHED_CHARS]) if parts else ())
+    return [*islice((word for word in words if any(part in word for part in parts)), _MOST_WORDS)]
 
 
 def _pieces(word: str) -> Iterator[str]:
@@ -131,20 +184,13 @@ def _pieces(word: str) -> Iterator[str]:
             yield match[0]
 
 
-def _tails(language: str, word: str) -> list[str]:
-    """The stems of what may be the last parts of a compound."""
-    if len(word) < _SHORTEST_COMPOUND:
-        return []
-    return [_stem(language, word[at:]) for at in range(_SHORTEST_HEAD, len(word) - _SHORTEST_PART + 1)]
+def _stemmed(language: str, words: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The stems of words, and these, without accents."""
+    return zip(map(fold, _stemmer(language).stemWords([*words])), map(fold, words), strict=True)
 
 
 @cache
 def _stemmer(language: str) -> Any:
-    import snowballstemmer
+    import Stemmer
 
-    return snowballstemmer.stemmer(language)
-
-
-@lru_cache(200_000)
-def _stem(language: str, word: str) -> str:
-    return _stemmer(language).stemWord(normalize("NFC", word))
+    return Stemmer.Stemmer(language, 0)  # without a cache, which costs more than it saves
