@@ -111,10 +111,10 @@ def build_database(
             for keys in _keys_in(old, texts=settings.attachment_text) if old else ():
                 if sync:
                     before.add(keys.id_key + keys.content_key)
+                    sieve.keep_name(keys)
                 else:
                     sieve.remember(keys)
-            num_before = len(before)
-            scratch = building.with_suffix(".unpacked")
+            num_before, scratch = len(before), building.with_suffix(".unpacked")
             read = emails.read(judge, workers, scratch) if isinstance(emails, Source) else (judge(it) for it in emails)
             with contextlib.closing(read) as mails:
                 seen = 0

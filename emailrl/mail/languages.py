@@ -1,17 +1,18 @@
-"""Words of several languages: inflected, in German and Dutch compounds, and in scripts without spaces.
+"""Words as people write and inflect them: other spellings, German and Dutch compounds, scripts without spaces.
 
 Which language an email is in is not guessed. English forms of a keyword (``keys`` of ``key``) are made by rule and
-looked for in every email. One that is not plainly English is marked in ``emails.extra``, and the table ``stems`` has
-its words by their stems in every language, so that in marked emails a keyword is every word with which it shares a stem
-in any of them, and every compound of it. Chinese, Japanese and Korean text gets its pairs of characters, each after
-``PARTY``, so that queries as ART-E writes them do not find these.
+looked for in every email. An email that is not plainly English, or has letters that people also write as others
+(Müller or Mueller, Łukasz or Lukasz), is marked in ``emails.extra``, and the table ``stems`` has its words by their
+spellings and their stems in every language. In marked emails, a keyword stands for every word with which it shares one,
+and for every compound of it. FTS5 ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters,
+each after ``PARTY``, so that queries as ART-E writes them do not find these.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, product
 from typing import Any
 from unicodedata import normalize
@@ -41,6 +42,12 @@ _DOUBT = 5  # English words that outweigh one of another language
 _TOLD_CHARS = 400  # from which that is told
 _WORD = re.compile(r"[^\W_]+")
 _ACCENTED = re.compile("([a-z])[\u0300-\u036f]+")
+_BOTH = {"ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe"}
+_TABLES = [
+    str.maketrans(letters | {letter.upper(): other.title() for letter, other in letters.items() if letter not in "ßı"})
+    for letters in (_BOTH | {"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"}, _BOTH | {"ø": "o"})
+]
+_LETTER = re.compile(f"[{''.join(map(chr, {*_TABLES[0], *_TABLES[1]}))}]")
 _CJK_RANGES = (
     "\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
 )
@@ -50,29 +57,31 @@ _SHORTEST, _SHORTEST_PART, _SHORTEST_COMPOUND, _LONGEST = 3, 4, 8, 40  # letters
 _BEGINS, _ENDS, _LAST = "<", ">", "\U0010ffff"  # begin the keys of compounds in ``stems``
 _MOST_FORMS = 3  # of each word of a phrase, and as many words
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
-_ENDINGS = {"ies": ("y", "ie"), "ied": ("y",), "es": ("", "e"), "ed": ("", "e"), "ing": ("", "e"), "s": ("",)}
-_DOUBLED = re.compile(r"[^aeiou]*[aeiou]([bdglmnprt])(?:\1)?")
+_ENDINGS = ("", "s", "y", "e", "ies", "es", "ed", "ing", "d", "ied", "ying")
+_ENDING = re.compile("(?<=..)(?:i?e[sd]|y?ing|[sye])$")
+_DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
-def _told(subject: str, body: str) -> tuple[list[str], bool, bool]:
-    """The words and letters at the beginning of an email, whether it is plainly English, and whether some may be
-    compounds."""
+def _told(subject: str, body: str) -> tuple[bool, bool]:
+    """Whether an email is plainly English by its beginning, and whether some of its words may be compounds."""
     head = f"{subject} {body[:_TOLD_CHARS]}"[:_TOLD_CHARS].lower()
     words = head.split() if head.isascii() else [*head.split(), *head]
     others = _FOREIGN.intersection(words)
     is_english = len(_ENGLISH.intersection(words)) > _DOUBT * len(others)
-    return words, is_english, not (is_english or others) or not _COMPOUNDED.isdisjoint(others)
+    return is_english, not (is_english or others) or not _COMPOUNDED.isdisjoint(others)
 
 
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
     """Return what the index gets for an email besides its text, as it stands in ``emails.extra``."""
-    found: list[str] = []
+    found, is_marked = list[str](), not _told(subject, body)[0]
     for text in (names, subject, body):
-        if not text.isascii() and _CJK.search(text):
-            words = _WORD.findall(normalize("NFKC", text))
-            found += [PARTY + piece for word in words if _CJK.search(word) for piece in _pieces(word)]
+        if not text.isascii():
+            is_marked = is_marked or _LETTER.search(normalize("NFC", text)) is not None
+            if _CJK.search(text):
+                words = _WORD.findall(normalize("NFKC", text))
+                found += [PARTY + piece for word in words if _CJK.search(word) for piece in _pieces(word)]
     # Twice: FTS5 prefers a snippet that begins a column, and the mark is not to be shown in place of the text.
-    return found if _told(subject, body)[1] else [*found, PARTY, FOREIGN]
+    return [*found, PARTY, FOREIGN] if is_marked else found
 
 
 class Stems:
@@ -85,18 +94,19 @@ class Stems:
         text = f"{names}\n{subject}\n{body}".lower()
         words = set(_WORD.findall(text if text.isascii() else normalize("NFC", text)))
         self._words |= words
-        if _told(subject, body)[2]:
+        if _told(subject, body)[1]:
             self._compounds |= words
 
     def rows(self) -> set[tuple[str, str]]:
         words = [word for word in self._words if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST]
-        accented = [word for word in words if not word.isascii()]
         compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
-        found = set[tuple[str, str]]()
+        written = [each for word in words for each in {*spellings(word), fold(word)}]
+        kept = [fold(word) for word in words for _ in {*spellings(word), fold(word)}]
+        found = {(each, word) for each, word in zip(written, kept, strict=True) if each != word}
         for name in _STEMMED:
-            found.update(_stemmed(name, words), _stemmed(name, [*map(fold, accented)]))
+            found.update(zip(_stems(name, written), kept, strict=True))
         for name in _COMPOUNDING:
-            for stem, word in _stemmed(name, compounds):
+            for stem, word in zip(_stems(name, compounds), map(fold, compounds), strict=True):
                 found.update(((f"{_BEGINS}{stem}", word), (f"{_ENDS}{stem[::-1]}", word)))
         return found
 
@@ -104,11 +114,36 @@ class Stems:
 def stem_ranges(word: str) -> list[tuple[str, str]]:
     """Return the first and the last key in ``stems`` of each group of words that a keyword of one word stands for."""
     word = normalize("NFC", word.lower())
-    found = [(stem, stem) for stem in {stem for name in _STEMMED for stem, _ in _stemmed(name, {word, fold(word)})}]
-    for stem in {stem for name in _COMPOUNDING for stem, _ in _stemmed(name, [word])}:
+    written = {word, fold(word)}
+    found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
+    for stem in {stem for name in _COMPOUNDING for stem in _stems(name, [word])}:
         if len(stem) >= _SHORTEST_PART:
             found += [(f"{key}{stem}", f"{key}{stem}{_LAST}") for key, stem in ((_BEGINS, stem), (_ENDS, stem[::-1]))]
     return found
+
+
+@lru_cache(8192)
+def marked(text: str) -> str:
+    """Return the words of a text as they stand in ``emails.extra``."""
+    text = text if text.isascii() else normalize("NFC", text)
+    return " ".join([PARTY + word for word in _WORD.findall(text)])
+
+
+def words_of(text: str) -> set[str]:
+    """Return the words of a text in lower case, as FTS5 keeps them."""
+    return {*map(fold, _WORD.findall(text.lower()))}
+
+
+def fold(word: str) -> str:
+    """Return a word in lower case as FTS5 keeps it: without the accents of Latin letters."""
+    return word if word.isascii() else normalize("NFC", _ACCENTED.sub(r"\1", normalize("NFD", word)))
+
+
+def spellings(text: str) -> list[str]:
+    """Return the text and its other spellings."""
+    if text.isascii() or not _LETTER.search(composed := normalize("NFC", text)):
+        return [text]
+    return [*dict.fromkeys((text, *map(composed.translate, _TABLES)))]
 
 
 def phrases(keyword: str, forms: Callable[[str], Collection[str]]) -> list[str]:
@@ -121,34 +156,16 @@ def phrases(keyword: str, forms: Callable[[str], Collection[str]]) -> list[str]:
     return [*map(" ".join, product(*([word, *islice(forms(word), _MOST_FORMS)] for word in words)))]
 
 
-def fold(word: str) -> str:
-    """Return a word in lower case as FTS5 keeps it: without the accents of Latin letters."""
-    return word if word.isascii() else normalize("NFC", _ACCENTED.sub(r"\1", normalize("NFD", word)))
-
-
 def english_forms(word: str) -> list[str]:
-    """Return the inflections of an English word: those of a noun, then those of a verb."""
-    word = word.lower()
+    """Return the inflections of an English word, those of nouns first: what differs in its ending alone and has the
+    same stem, which tells ``evening`` from a form of ``even``."""
+    word, stem = word.lower(), _stemmer("english").stemWord
     if not (word.isascii() and word.isalpha() and _SHORTEST <= len(word) <= _LONGEST):
         return []
-    ending = next((each for each in _ENDINGS if word.endswith(each) and len(word) - len(each) >= _SHORTEST), "")
-    root = word.removesuffix(ending)
-    bases = [root + each for each in _ENDINGS[ending]] if ending and not word.endswith(("ss", "us", "is")) else []
-    if ending in ("ed", "ing") and root[-1] == root[-2]:
-        bases.append(root[:-1])
-    found = list[str]()
-    for base in [word, *bases]:
-        verb = base.removesuffix("e")
-        if base.endswith("y") and base[-2] not in "aeiou":
-            found += [base, f"{base[:-1]}ies", f"{base[:-1]}ied", f"{base}ing"]
-        else:
-            plural = "es" if base.endswith(("s", "x", "z", "ch", "sh", "o")) else "s"
-            found += [base, f"{base}{plural}", f"{verb}ed", f"{verb}ing"]
-        if doubled := _DOUBLED.fullmatch(base):
-            found += [f"{base}{doubled[1]}ed", f"{base}{doubled[1]}ing"]
-    english = _stemmer("english")
-    stem = english.stemWord(word)  # tells ``evening`` from a form of ``even``
-    return [form for form in dict.fromkeys(found) if form != word and english.stemWord(form) == stem]
+    root = _ENDING.sub("", word)
+    roots = (word, root, _DOUBLED.sub("", root), word + word[-1])
+    forms = dict.fromkeys(each + ending for ending in _ENDINGS for each in roots)
+    return [form for form in forms if form != word and stem(form) == stem(word)]
 
 
 def words_apart(keyword: str) -> list[str]:
@@ -184,9 +201,8 @@ def _pieces(word: str) -> Iterator[str]:
             yield match[0]
 
 
-def _stemmed(language: str, words: Collection[str]) -> Iterator[tuple[str, str]]:
-    """The stems of words, and these, without accents."""
-    return zip(map(fold, _stemmer(language).stemWords([*words])), map(fold, words), strict=True)
+def _stems(language: str, words: Collection[str]) -> list[str]:
+    return [*map(fold, _stemmer(language).stemWords([*words]))]
 
 
 @cache

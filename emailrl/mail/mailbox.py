@@ -37,13 +37,15 @@ from emailrl.mail.languages import (
     FOREIGN,
     english_forms,
     in_pairs,
+    marked,
     phrases,
+    spellings,
     stem_ranges,
     words_apart,
     words_around,
+    words_of,
 )
 from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, quoted, short_text
-from emailrl.mail.spelling import accented, marked, spellings
 from emailrl.settings.tree import MAX_RESULTS
 
 Order = Literal["newest", "relevance"]
@@ -158,7 +160,8 @@ class Mailbox:
         max_results: int = MAX_RESULTS,
     ) -> list[SearchHit]:
         """Return the newest (or most relevant, see ``order``) emails whose text, or ``names``, contain every keyword.
-        A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
+        A keyword of several words is a phrase. ``from_addr`` and ``to_addr`` (to, cc or bcc) are addresses, or with
+        ``names`` also people's names; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
         (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
         the body. Raises ``ToolError`` for a bad argument."""
@@ -201,19 +204,35 @@ class Mailbox:
         expression with the people; sender and recipient, each twice; the highest id and the one below the lowest. None
         if nothing can match."""
         text, written = self._text_match(_checked(keywords))
-        sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
+        sender, recipient = self._people("from_addr", from_addr), self._people("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
             raise ToolError("No keywords provided for search.")
         if self.until is not None:
             before = self.until if before is None else min(before, self.until)
         low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
-        others = [address for address in (sender, recipient) if address is not None]
-        parties = [party for party in (self._member, *map(self._party, others)) if party is not None]
-        if len(parties) <= len(others):  # an address that no mail of the database names
+        parties = [self._member]
+        for people in filter(None, (sender, recipient)):
+            parties.append(" OR ".join(filter(None, map(self._party, json.loads(people)))))
+        if not all(parties):  # an address that no mail of the database names
             return None
-        match = " AND ".join([*filter(None, [text]), *parties])
+        match = " AND ".join([*filter(None, [text]), *(f"({party})" for party in parties)])
         return text, written, match, (sender, sender, recipient, recipient), (self._last_id(high), self._last_id(low))
+
+    def _people(self, argument: str, value: object) -> str | None:
+        """The addresses, as JSON, for which an argument stands: itself, or with ``names`` all who have all words of it
+        in their name, in any spelling; None if missing or empty."""
+        address = _check_address(argument, value)
+        if address is None:
+            return None
+        address = address.rpartition("<")[2].rstrip(">") if address.endswith(">") else address
+        if not self.names or "@" in address or not marked(address) or self._party(address):
+            return json.dumps([address])
+        forms = [words_of(" ".join([*spellings(word), *self._foreign_forms(word)])) for word in words_of(address)]
+        match = " AND ".join(f"({' OR '.join(quoted(PARTY + form) for form in each)})" for each in forms)
+        rows = self._rows(_NAMED, (f"extra : ({match}) AND {self._member}", MOST_COUNTED)) if self._member else []
+        names = {each: words_of(name) for (lines,) in rows for each, name in names_of(lines).items()}
+        return json.dumps([each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS])
 
     def read(self, message_id: str) -> Email | None:
         """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
@@ -295,8 +314,7 @@ class Mailbox:
         with reading(self.db):
             if is_other or (snippet is None and has_few_matches(f"{subject}\n{body}", keywords)):
                 if self.names:
-                    words = dict.fromkeys(each for keyword in keywords for each in accented(keyword))
-                    words |= dict.fromkeys(words_around(f"{subject}\n{body}", keywords))
+                    words = [*keywords, *words_around(f"{subject}\n{body}", keywords)]
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
                 found = self._rows(_SNIPPET_OF, (match, message_id))
                 snippet = found[0][0] if found else preview(subject, body)
@@ -384,6 +402,9 @@ _SNIPPET_OF = f"""
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
+_NAMED = (
+    "SELECT m.names FROM emails_fts CROSS JOIN emails m WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid LIMIT ?"
+)
 _TEXT = "SELECT coalesce(subject, ''), coalesce(body, '') FROM emails WHERE message_id = ?"
 _NEWEST = f"""
     SELECT message_id, {_SNIPPET_IF_SHORT} FROM emails_fts CROSS JOIN emails e
@@ -394,8 +415,10 @@ _NEWEST = f"""
 # keywords alone.
 _HITS = """
     SELECT {columns} FROM emails_fts CROSS JOIN emails m
-    WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
-    AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
+    WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid
+    AND (? IS NULL OR m.from_address IN (SELECT value FROM json_each(?)))
+    AND (? IS NULL OR EXISTS (
+        SELECT 1 FROM recipients WHERE recipient_address IN (SELECT value FROM json_each(?)) AND email_id = m.id))
     AND emails_fts.rowid > ? AND emails_fts.rowid <= ? ORDER BY {first} LIMIT ?"""
 _SEARCH = f"""
     SELECT e.message_id, {_SNIPPET_IF_SHORT}

@@ -30,7 +30,7 @@ from emailrl.mail.sources.headers import (
     shown_name,
 )
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
-from emailrl.mail.sources.text import decode, enriched_to_text, flowed_to_text, html_to_text
+from emailrl.mail.sources.text import calendar_to_text, decode, enriched_to_text, flowed_to_text, html_to_text
 
 PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
@@ -57,6 +57,9 @@ _PLAIN, _HTML, _OTHER, _DATA, _NO_TEXT = range(5)
 """Ranks of parts as an email's text, best first; data is used only if there is nothing else."""
 _DATA_SUBTYPE = re.compile("calendar|css|csv|directory|javascript|rfc822-headers|rtf|(?:x-)?vcard|x-amp-html|xml")
 _WORD = re.compile(r"\w+")
+_NOTICE_CHARS, _FULLER = 500, 3
+"""A plain text up to this long may only say that there is HTML: one this many times as long is preferred."""
+_FORWARDED = ("from", "to", "date", "subject")
 _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
 _Fields = list[tuple[str, bytes]]  # header fields in order: name in lower case, value on one line
@@ -135,7 +138,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("no_sender")
     message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text.replace("\u00ad", "")))
     ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects))) if defects else ()
-    shown = [shown_name(part.name) or part.get_content_type() for part in files]
+    shown = [name for part in files if (name := shown_name(part.name))]
     labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
     return RawEmail(
         *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
@@ -233,6 +236,8 @@ class Part(Message):
         super().__init__()
         self.set_default_type(default_type)
         self.body, self.depth = body, depth  # the number of its containers
+        told = [(name, header_text(decode(value, "utf-8", []), [])) for name, value in fields if name in _FORWARDED]
+        self.head = "\n".join(f"{name.title()}: {value}" for name, value in told)  # of a message
         self.inside: list[Part] | None = None  # of a container: the parts that may be shown
         for name, value in fields:
             if name.startswith("content-") and name not in self:
@@ -260,7 +265,8 @@ class Part(Message):
         kind = self.get_content_type()
         if kind == "multipart/report" or (kind == "text/calendar" and self.parameter("method")):
             return kind
-        return next(filter(None, (part.telling_kind() for part in self.inside or ())), "")
+        inside = [] if self.get_content_maintype() == "message" else self.inside or ()
+        return next(filter(None, (part.telling_kind() for part in inside)), "")
 
     def parameter(self, name: str, header: str = "content-type") -> str:
         """Return a parameter of a header, or an empty string."""
@@ -336,7 +342,7 @@ def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
         contents = [signed.replace(b"\r\n", b"\n")]
     elif kind not in ("multipart", "message"):
         return [] if is_attached and part.name else None
-    elif is_attached or (part.depth and part.name):
+    elif kind == "multipart" and (is_attached or (part.depth and part.name)):
         return []
     elif is_too_deep:
         defects.append("bad_mime")
@@ -457,6 +463,8 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
         match part.get_content_type():
             case "text/html":
                 text = html_to_text(text, defects)
+            case "text/calendar":
+                text = calendar_to_text(text)
             case "text/enriched":
                 text = enriched_to_text(text)
             case "text/plain" if part.parameter("format").lower() == "flowed":
@@ -464,17 +472,22 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
         return [(rank, text)]
     if part.get_content_type() != "multipart/alternative":
         found = [text for one in part.inside for text in _texts(one, named, defects)]
-        return [one for one in found if one[0] != _DATA] or found
+        found = [one for one in found if one[0] != _DATA] or found
+        if part.get_content_type() in _MESSAGES[:3] and found and (head := part.inside[0].head):
+            found[0] = found[0][0], f"[Forwarded message]\n{head}\n\n{found[0][1]}"
+        return found
 
     def worst(choice: Part) -> int:
         return max((rank for one in choice.leaves() if (rank := _rank(one, named)) < _NO_TEXT), default=_DATA)
 
-    best: list[tuple[int, str]] = []
+    best, most = list[tuple[int, str]](), 0
     for choice in sorted(part.inside, key=worst):
+        if most > _NOTICE_CHARS or (most and worst(choice) == _DATA):
+            break
         found = _texts(choice, named, defects)
-        best = best or found
-        if any(_SEEN.search(text) for _, text in found):
-            return found
+        size = sum(len(_SEEN.findall(text[: 4 * _NOTICE_CHARS])) for _, text in found)
+        if not best or size > most * _FULLER:
+            best, most = found, size
     return best
 
 

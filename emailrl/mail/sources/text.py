@@ -78,6 +78,15 @@ _COMMENT = re.compile(r"<!--.*?(?:--!?>|\Z)", re.DOTALL)
 _PRE = re.compile(r"(<pre(?:\s[^<>]*)?>)(.*?)(?=</pre|\Z)", re.DOTALL | re.IGNORECASE)
 _LINE_END = re.compile(r"<[^<>]*>|\n")
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_EVENT = re.compile(r"^BEGIN:(?:VEVENT|VTODO)\n.*?(?=^END:V(?:EVENT|TODO)|\Z)", re.MULTILINE | re.DOTALL)
+_ALARM = re.compile(r"^BEGIN:VALARM\n.*?^END:VALARM", re.MULTILINE | re.DOTALL)
+_TOLD = re.compile(
+    r'^(SUMMARY|DTSTART|DTEND|DUE|LOCATION|ORGANIZER|DESCRIPTION)((?:;[^":\n]*(?:"[^"\n]*"[^":\n]*)*)?):(.+)$',
+    re.MULTILINE,
+)
+_PARAMETER = re.compile(r';([A-Z]+)="?([^";]*)')
+_ESCAPED = re.compile(r"\\(.)")
+_TIME = re.compile(r"(\d{4})(\d\d)(\d\d)(?:T(\d\d)(\d\d)\d\d(Z?))?")
 _ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IGNORECASE)
 
 
@@ -148,6 +157,22 @@ def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
             paragraphs.append([f"{'>' * depth} {shown}" if depth else shown])
         open_depth = depth if flows else None
     return "\n".join(map("".join, paragraphs))
+
+
+def calendar_to_text(text: str) -> str:
+    """Return what the events and tasks of iCalendar (RFC 5545) tell people; the text itself if there are none."""
+    shown = list[str]()
+    for event in _EVENT.findall(text.replace("\n ", "").replace("\n\t", "")):
+        for name, written, value in _TOLD.findall(_ALARM.sub("", event)):
+            parameters = dict(_PARAMETER.findall(written))
+            value = _ESCAPED.sub(lambda found: "\n" if found[1] in "nN" else found[1], value.strip())
+            if time := _TIME.fullmatch(value):
+                zone = " UTC" if time[6] else f" {parameters['TZID']}" if "TZID" in parameters else ""
+                value = "-".join(time.groups()[:3]) + (f" {time[4]}:{time[5]}{zone}" if time[4] else "")
+            shown.append(
+                f"{name.removeprefix('DT').capitalize()}: {' '.join(filter(None, (parameters.get('CN'), value)))}"
+            )
+    return "\n".join(shown) or text
 
 
 def html_to_text(html: str, defects: list[str]) -> str:
