@@ -11,9 +11,11 @@ each after ``PARTY``, so that queries as ART-E writes them do not find these.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, lru_cache
 from itertools import islice, product
+from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
@@ -23,20 +25,8 @@ FOREIGN = f"{PARTY}{PARTY}"
 """The mark of an email that is not plainly English."""
 _STEMMED = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian", "polish")
 _COMPOUNDING = ("german", "dutch")
-_TELLING = {
-    "english": "the and you with this that have are your been would they what there our please from know for could "
-    "should about were when which where any can need let his she who if but it has had how its these those than then "
-    "into only just some here i'm i'll don't",
-    "compounding": "und der das dass nicht ist mit für wir ich sie bitte eine einen wird haben auf zum zur ä ö ü ß bei "
-    "dem dir mir uns hallo liebe noch auch aber wenn oder liegt sind kommt het een niet van voor wij zijn ik naar ij "
-    "graag deze",
-    "others": "les des une pour vous nous dans avec pas sur est votre que merci bonjour ç è ê à je chez sont mais "
-    "salut bises mme elle cette bien é los las por para con una del está como hola gracias su el ñ ¿ ¡ ó muy pero "
-    "hay cuando esta í gli della che sono non un ciao grazie questo ò ù il os não com você são obrigado ã õ dos em nie "
-    "jest się że na proszę dzień dobry cześć pozdrawiam już czy od przy ą ę ł ś ć ń ż ź",
-}
-"""Words and letters that tell English, German or Dutch, and any other; of the last two, hardly any is English."""
-_ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(words.split()) for words in _TELLING.values())
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+_ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others"))
 _FOREIGN = _COMPOUNDED | _OTHERS
 _DOUBT = 5  # English words that outweigh one of another language
 _TOLD_CHARS = 400  # from which that is told

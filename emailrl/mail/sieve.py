@@ -9,7 +9,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import NamedTuple
 
-from emailrl.mail.languages import indexed_words, marked
+from emailrl.mail.languages import WORDS, indexed_words, marked
 from emailrl.mail.sources.attached import with_attachments
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
 from emailrl.settings import StoreSettings
@@ -28,19 +28,7 @@ KEPT_BY = {
 }
 """The setting that keeps messages skipped for a reason."""
 
-_JUNK_NAMES = """
-    spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
-    gelöschte elemente, gelöschte objekte, corbeille, indésirables, courrier indésirable, éléments supprimés, papelera,
-    correo no deseado, elementos eliminados, cestino, posta indesiderata, posta eliminata, lixeira, lixo eletrônico,
-    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱, ごみ箱,
-    gelöscht, unerwünscht, spamverdacht, нежелательная почта, удаленные, удалённые, кошик, kosz, kosz na śmieci,
-    wiadomości-śmieci, elementy usunięte, usunięte, koš, odstraněná pošta, nevyžádaná pošta, kôš, papperskorg,
-    papperskorgen, skräppost, borttaget, papirkurv, søppel, søppelpost, søppelkasse, uønsket, uønsket e-mail,
-    roskakori, roskaposti, kuka, lomtár, levélszemét, çöp, çöp kutusu, coș de gunoi, κάδος, ανεπιθύμητα, 垃圾邮件,
-    垃圾箱, 已删除邮件, 已删除, 휴지통, 스팸"""
-_JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
-"""Labels and folders of mail that its owner does not want, in the languages in which programs name them; of IMAP's own
-names (RFC 6154), which begin with a backslash, the same words."""
+_JUNK = frozenset(" ".join(WORDS["junk"].split()).split(", "))
 _FOLDER = re.compile(r"[^/#]++(?=[/#])")
 _LETTERS = re.compile(r"&([A-Za-z0-9+,]++)-")  # other than ASCII in the name of a folder: IMAP's modified UTF-7
 _TRASHED = re.compile(r"[:;!]2,[A-S]*T[A-Za-z]*\Z")  # a Maildir's flag

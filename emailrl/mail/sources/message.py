@@ -30,7 +30,14 @@ from emailrl.mail.sources.headers import (
     shown_name,
 )
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
-from emailrl.mail.sources.text import calendar_to_text, decode, enriched_to_text, flowed_to_text, html_to_text
+from emailrl.mail.sources.text import (
+    calendar_to_text,
+    decode,
+    enriched_to_text,
+    flowed_to_text,
+    from_base64,
+    html_to_text,
+)
 
 PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
@@ -77,10 +84,6 @@ _MESSAGES = tuple(f"message/{subtype}" for subtype in ("rfc822", "global", "news
 """Types of parts that hold a message; delivery reports and the like hold only fields, or else text."""
 _SMIME = ("application/pkcs7-mime", "application/x-pkcs7-mime")
 _DELIMITER = re.compile(rb"^--(\S[^\n]*+)\ncontent-[a-z-]+[ \t]*:", re.IGNORECASE | re.MULTILINE)
-_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
-_STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
-_BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
-_BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
 _SIGNED_DATA = bytes.fromhex("06092a864886f70d010701")
 """Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
 _CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
@@ -292,7 +295,7 @@ class Part(Message):
         """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
         encoding = str(self.get("content-transfer-encoding", "")).strip("\"' \t").lower()
         if encoding.startswith("base64"):
-            return _from_base64(self.body, defects)
+            return from_base64(self.body, defects)
         if encoding.startswith("quoted"):
             return binascii.a2b_qp(self.body)
         if encoding.startswith(("x-uu", "uu")):
@@ -302,31 +305,6 @@ class Part(Message):
             assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
             return payload
         return self.body
-
-
-def _from_base64(body: bytes, defects: list[str]) -> bytes:
-    """The content of Base64, with the plain-text footer that a mailing list may have added."""
-    found = _BASE64_LINES.match(body)
-    if found and (footer := body[found.end() :].strip()) and _has_strays(footer):
-        lines = found[1].split()
-        if len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"="):
-            defects.append("bad_encoding")
-            return _from_base64(found[1], []).rstrip() + b"\n\n" + footer
-    try:
-        return binascii.a2b_base64(body)
-    except binascii.Error:
-        defects.append("bad_encoding")
-    content = body.replace(b"=", b"")
-    if _has_strays(content):
-        return body
-    letters = _NO_BASE64.sub(b"", content)
-    return binascii.a2b_base64(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
-
-
-def _has_strays(content: bytes) -> bool:
-    """Whether there are more other characters among those of Base64 than a broken line has."""
-    written = b"".join(content.split())
-    return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
 
 
 def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:

@@ -6,8 +6,11 @@ under it. Python's codecs that are no charsets (punycode, zip …) are not used:
 
 from __future__ import annotations
 
+import binascii
 import re
+import tomllib
 from encodings.aliases import aliases
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,41 +26,12 @@ def _key(label: str) -> str:
     return re.sub("[^a-z0-9]+", "", label.lower())
 
 
+_TABLES = tomllib.loads(Path(__file__).with_name("charsets.toml").read_text(encoding="utf-8"))
+_SUPERSETS: dict[str, str] = _TABLES["supersets"]
 _CODECS = {
     _key(name): codec for alias, codec in aliases.items() if _CODEC.fullmatch(codec) for name in (alias, codec)
-} | {
-    label: codec
-    for codec, labels in {
-        "big5": "big5eten",
-        "cp874": "windows874 dos874",
-        "euc_kr": "ksc5601",
-        "gb2312": "gb2312",
-        "iso8859_6": "iso88596i iso88596e",
-        "iso8859_8": "iso88598i iso88598e",
-        "koi8_t": "koi8t",
-        "koi8_u": "koi8u",
-        "mac_cyrillic": "macukrainian",
-        "mac_roman": "macintosh mac",
-        "utf_8": "unicode11utf8 utf8mb4",
-        "utf_16": "unicode ucs2",
-    }.items()
-    for label in labels.split()
-}
+} | {label: codec for codec, labels in _TABLES["labels"].items() for label in labels.split()}
 """Codecs by label, reduced to letters and digits."""
-_SUPERSETS = {
-    "big5": "big5hkscs",
-    "cp950": "big5hkscs",
-    "euc_jp": "euc_jis_2004",
-    "euc_kr": "cp949",
-    "gb2312": "gb18030",
-    "gbk": "gb18030",
-    "iso2022_jp": "iso2022_jp_2004",
-    "iso8859_9": "cp1254",
-    "iso8859_11": "cp874",
-    "latin_1": "cp1252",
-    "shift_jis": "cp932",
-    "tis_620": "cp874",
-}
 _WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
 """Charsets that read the bytes 0x80 to 0x9f as control characters; in mail these are letters of the superset."""
 _CONTROLS = re.compile("[\x80-\x9f]")
@@ -65,6 +39,11 @@ _JIS_X_0208, _JIS_X_0213 = re.compile(rb"\x1b\$[@B]"), b"\x1b$(Q"
 _HALF_WIDTH = b"\x1b(I"  # begins half-width kana, which only one superset of ISO-2022-JP supports
 _TRUSTED_SHARE = 4
 """A label is accepted if its charset decodes this many times more non-ASCII characters than it fails to."""
+
+_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
+_STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
+_BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
+_BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
 
 MAX_HTML_CHARS = 500_000
 """Maximum characters of HTML to read: a tree takes about a hundred times the memory of its text."""
@@ -125,6 +104,31 @@ def _strictly(raw: bytes, codec: str) -> str | None:
         return raw.decode(codec)
     except ValueError:
         return None
+
+
+def from_base64(body: bytes, defects: list[str]) -> bytes:
+    """Return the content of Base64, with the plain-text footer that a mailing list may have added."""
+    found = _BASE64_LINES.match(body)
+    if found and (footer := body[found.end() :].strip()) and _has_strays(footer):
+        lines = found[1].split()
+        if len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"="):
+            defects.append("bad_encoding")
+            return from_base64(found[1], []).rstrip() + b"\n\n" + footer
+    try:
+        return binascii.a2b_base64(body)
+    except binascii.Error:
+        defects.append("bad_encoding")
+    content = body.replace(b"=", b"")
+    if _has_strays(content):
+        return body
+    letters = _NO_BASE64.sub(b"", content)
+    return binascii.a2b_base64(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
+
+
+def _has_strays(content: bytes) -> bool:
+    """Whether there are more other characters among those of Base64 than a broken line has."""
+    written = b"".join(content.split())
+    return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
 
 
 def enriched_to_text(text: str) -> str:
