@@ -55,7 +55,7 @@ def test_every_imported_package_is_declared() -> None:
     declared = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
     optional = {"vllm", "unsloth", "tensorboard", "trackio", "bitsandbytes", "gguf", "mcp", "starlette", "uvicorn"}
     optional |= {"inspect-ai", "olefile", "pypdf"}
-    named_otherwise = {"dotenv": "python-dotenv", "bs4": "beautifulsoup4"}
+    named_otherwise = {"dotenv": "python-dotenv", "bs4": "beautifulsoup4", "Stemmer": "pystemmer"}
     foreign = {
         canonicalize_name(named_otherwise.get(name, name)): path
         for path in (ROOT / "emailrl").rglob("*.py")

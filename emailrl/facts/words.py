@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Collection
 from functools import lru_cache
+from pathlib import Path
 
 
 def listed(text: str) -> frozenset[str]:
@@ -23,107 +25,21 @@ def _numbered(text: str, start: int) -> dict[str, int]:
     return {word: number for number, words in enumerate(text.split(), start) for word in words.split("/")}
 
 
-CARDINALS = _numbered(
-    """zero one/once two/twice three/thrice four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
-    sixteen seventeen eighteen nineteen""",
-    start=0,
-)
-TENS = {word: 10 * n for word, n in _numbered("twenty thirty forty fifty sixty seventy eighty ninety", start=2).items()}
-ORDINALS = _numbered("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth", start=1)
-MONTHS = _numbered(
-    """january/jan february/feb march/mar april/apr may june/jun july/jul august/aug september/sept/sep october/oct
-    november/nov december/dec""",
-    start=1,
-)
-WEEKDAYS = _numbered(
-    "monday/mon tuesday/tues/tue wednesday/wed thursday/thurs/thur/thu friday/fri saturday/sat sunday/sun", start=0
-)
-
-STOPWORDS = listed(
-    """a an the this that these those there here it its itself he him his she her hers they them their theirs we us our
-    ours you your yours i me my mine who whom whose which what when where why how and or but nor so as at by for
-    from in into of on onto per than then to through upon via with within about also any around be been being am is
-    are was were do does did done has have had having can could may might must shall should will would not no yes
-    both each either every another some such very just only even still already ever if because since due while until
-    though please according said say says saying told tell tells mention mentions mentioned ask asks asked asking
-    suggest suggests suggested suggesting recommend recommends recommended recommending state states stated note noted
-    inform informed indicate indicates indicated think thinks thought want wants wanted need needs needed go going
-    get gets got make makes made take takes took cannot never nobody none nothing neither currently now
-    approx approximately roughly nearly almost exactly sharp total called named answer know known follow follows
-    following it's he's she's they're i'm you're we're that's there's email emails mail message user however moreover
-    therefore thus whether specifically apparently based find found"""
-)
-
-_IRREGULAR = _paired(
-    """lost:lose sent:send met:meet held:hold paid:pay bought:buy sold:sell left:leave led:lead kept:keep built:build
-    spent:spend chose:choose chosen:choose given:give gave:give began:begin begun:begin wrote:write written:write
-    fell:fall fallen:fall rose:rise risen:rise grew:grow grown:grow hid:hide brought:bring ran:run came:come went:go
-    gone:go people:person children:child men:man women:woman"""
-)
-
-_SYNONYMS = _paired(  # Words read as another word of nearly the same meaning.
-    """increase:rise grow:rise up:rise higher:rise decrease:fall drop:fall lower:fall down:fall purchase:buy
-    commence:begin start:begin finish:end complete:end postpone:delay vp:president cell:mobile phone:call ste:suite
-    dept:department mgr:manager approx:about asap:soon big:large photo:picture hq:headquarters usa:us automobile:car
-    mt:mount st:saint rd:road dr:drive blvd:boulevard reject:refuse decline:refuse deny:refuse dismiss:refuse
-    over:above under:below against:oppose favor:support grey:gray cheque:check programme:program tyre:tire kerb:curb
-    plough:plow storey:story mould:mold aluminium:aluminum sceptical:skeptical
-    judgement:judgment jewellery:jewelry aeroplane:airplane practise:practice manoeuvre:maneuver"""
-)
-
-_OPPOSITES = listed(
-    """more/fewer more/less longer/shorter long/short rise/fall before/after early/late earlier/later approve/reject
-    accept/decline accept/reject agree/refuse open/close buy/sell high/low add/remove begin/end beginning/end
-    include/exclude first/last larger/smaller large/small junior/senior north/south east/west old/new light/dark
-    left/right delay/advance delay/accelerate win/lose gain/lose morning/afternoon morning/evening inside/outside
-    same/different internal/external permanent/temporary happy/unhappy many/few import/export allow/forbid
-    grant/deny hire/fire strong/weak good/bad better/worse maximum/minimum buyer/seller debit/credit enter/leave
-    arrive/depart extend/shorten positive/negative success/failure safe/unsafe cheap/expensive enough/insufficient
-    small/enough full/empty fast/slow quickly/slowly support/oppose confirm/cancel public/private winter/summer
-    overstate/understate overestimate/underestimate paid/unpaid resolved/unresolved above/below over/under
-    last/next highest/lowest most/least with/without allow/prohibit least/maximum most/minimum
-    earliest/latest earliest/before latest/after ignore/overstate exceed/miss rise/cut rise/reduce raise/cut
-    raise/reduce raise/fall"""
-)
-
-TITLES = listed(  # Words in or next to a name that are not part of it.
-    """vice president director manager chief officer ceo cfo coo cio lead head senior junior analyst associate team
-    group research department dept office project professor doctor sir madam inc corp corporation ltd llc co company
-    bank university street avenue road building room floor yes no not ok okay i the a an"""
-)
-
-STATES = listed(
-    """alabama alaska arizona arkansas california colorado connecticut delaware florida georgia hawaii idaho illinois
-    indiana iowa kansas kentucky louisiana maine maryland massachusetts michigan minnesota mississippi missouri montana
-    nebraska nevada new hampshire jersey mexico york north south carolina dakota ohio oklahoma oregon pennsylvania rhode
-    island tennessee texas utah vermont virginia washington west wisconsin wyoming al ak az ar ca co ct de fl ga hi id
-    il in ia ks ky la me md ma mi mn ms mo mt ne nv nh nj nm ny nc nd oh ok or pa ri sc sd tn tx ut vt va wa wv wi wy dc
-    alberta british columbia manitoba ontario quebec saskatchewan nova scotia ab bc mb ont qc queensland victoria
-    bavaria england scotland wales"""
-)
-COUNTRIES = listed(  # Words of the names of states, provinces and countries, in which a city can be.
-    """usa us united states america kingdom uk britain ireland canada mexico brazil argentina chile colombia
-    peru venezuela bolivia ecuador france germany belgium netherlands luxembourg switzerland austria italy spain
-    portugal denmark norway sweden finland iceland poland czech republic hungary romania bulgaria greece turkey russia
-    ukraine croatia india china japan korea south taiwan singapore malaysia indonesia philippines thailand vietnam
-    australia new zealand egypt nigeria kenya morocco africa israel saudi arabia emirates uae qatar kuwait iran iraq
-    pakistan"""
-)
-
-NICKNAMES = _paired(
-    """dave:david bob:robert rob:robert bill:william will:william jim:james tom:thomas mike:michael steve:steven
-    stephen:steven dan:daniel joe:joseph tony:anthony chris:christopher dick:richard rick:richard ted:edward ed:edward
-    ken:kenneth greg:gregory jeff:jeffrey matt:matthew ben:benjamin sam:samuel liz:elizabeth beth:elizabeth
-    kate:katherine kathy:katherine sue:susan pat:patricia jen:jennifer debbie:deborah don:donald ron:ronald
-    larry:lawrence andy:andrew nick:nicholas pete:peter phil:philip charlie:charles chuck:charles"""
-)
-
-ROLES = listed(  # Words of an address that indicate a machine or a list rather than a person.
-    """admin administrator alert alerts announcement announcements billing center chairman communications daemon desk
-    editor group groups help helpdesk hotline info list mail mailer marketing news newsletter no noreply
-    notification notifications office operator participants postmaster reply report reports request sales service
-    services shift subscriptions support system team update updates users web webmaster worldwide address"""
-)
+_LISTS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+CARDINALS = _numbered(_LISTS["cardinals"], start=0)
+TENS = {word: 10 * number for word, number in _numbered(_LISTS["tens"], start=2).items()}
+ORDINALS = _numbered(_LISTS["ordinals"], start=1)
+MONTHS = _numbered(_LISTS["months"], start=1)
+WEEKDAYS = _numbered(_LISTS["weekdays"], start=0)
+STOPWORDS = listed(_LISTS["stopwords"])
+_IRREGULAR = _paired(_LISTS["irregular"])
+_SYNONYMS = _paired(_LISTS["synonyms"])
+_OPPOSITES = listed(_LISTS["opposites"])
+TITLES = listed(_LISTS["titles"])
+STATES = listed(_LISTS["states"])
+COUNTRIES = listed(_LISTS["countries"])
+NICKNAMES = _paired(_LISTS["nicknames"])
+ROLES = listed(_LISTS["roles"])
 
 WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _NUMBERED = re.compile(r"(?m)^\s*\d{1,2}[.)]\s+")
@@ -132,35 +48,7 @@ _SUFFIXES = (  # Suffixes and the minimum number of letters before them.
     *(("ied", 3), ("ies", 3), ("ed", 3), ("ly", 4), ("s", 3)),
 )
 
-_WORDINGS = tuple(  # Rewrites phrases into the one form that the grammar reads, if the lowercase text contains the key.
-    (key, re.compile(pattern, re.IGNORECASE), instead)
-    for key, pattern, instead in (
-        ("half", r"\ban? (year|month|week|day|hour|mile) and a half\b", r"one and a half \1s"),
-        ("half", r"\b(\w+) (year|month|week|day|hour|mile)s and a half\b", r"\1 and a half \2s"),
-        ("every other", r"\bevery other (day|week|month|year)\b", r"every two \1s"),
-        ("quarter", r"\b(?:the )?(?:first|1st) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q1 "),
-        ("quarter", r"\b(?:the )?(?:second|2nd) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q2 "),
-        ("quarter", r"\b(?:the )?(?:third|3rd) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q3 "),
-        ("quarter", r"\b(?:the )?(?:fourth|4th) quarter(?: of)? (?=(?:19|20)\d\d\b)", "Q4 "),
-        ("hour", r"\bmiles (?:per|an) hour\b", "mph"),
-        ("hour", r"\b(?:km|kilomet(?:er|re)s) (?:per|an) hour\b", "kmh"),
-        ("watt", r"\b(k|m|g)(?:ilo|ega|iga)watt[\s-]hours?\b", r"\1wh"),
-        ("cu", r"\bcu(?:bic|\.)? (?:feet|foot|ft)\b", "cf"),
-        ("cu", r"\bcu(?:bic|\.)? met(?:er|re)s?\b", "cbm"),
-        ("cfd", r"\b((?:mm?|b)?cf)d\b", r"\1/day"),
-        ("sq", r"\bsq(?:uare|\.)? (?:feet|foot|ft)\b", "sqft"),
-        ("sq", r"\bsq(?:uare|\.)? (?:met(?:er|re)s?|m)\b", "sqm"),
-        ("sq", r"\bsq(?:uare|\.)? (?:kilomet(?:er|re)s?|km)\b", "sqkm"),
-        ("sq", r"\bsq(?:uare|\.)? (?:miles?|mi)\b", "sqmi"),
-        ("basis", r"\bbasis points?\b", "bps"),
-        ("point", r"(?:\b(?:percentage|percent)|%) points?\b", "pp"),
-        ("", r"(?:\s?\u00b0\s?|\bdegrees? )(?:f|fahrenheit)\b", " degf"),
-        ("", r"(?:\s?\u00b0\s?|\bdegrees? )(?:c|celsius|centigrade)\b", " degc"),
-        ("dollar", r"\bus\.? dollars?\b", "usd"),
-        ("dollar", r"\bcanadian\.? dollars?\b", "cad"),
-        ("dollar", r"\baustralian\.? dollars?\b", "aud"),
-    )
-)
+_WORDINGS = [(key, re.compile(pattern, re.IGNORECASE), instead) for key, pattern, instead in _LISTS["wordings"]]
 
 
 def clean(text: str) -> str:

@@ -30,6 +30,9 @@ From the mailbox, between two marks that nobody who wrote an email could know. I
 <mail-{nonce}>
 {content}
 </mail-{nonce}>"""
+NAMED: Final = """\
+ Keywords are also found inflected, and in the names of people and attached files; from_addr and to_addr take an \
+address or a name. Dates are in UTC."""
 _TEXT: Final = {"type": "string"}
 ASK: Final = {
     "name": "ask",
@@ -53,6 +56,7 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
     """The server of one mailbox; ``ask`` is called in a thread, one question at a time, and listed only if given."""
     schemas = tool_schemas(agent.model_copy(update={"read_threads": True}))
     functions = {schema["function"]["name"]: schema["function"] for schema in schemas} | {"ask": ASK}
+    functions["search_emails"]["description"] += NAMED
     names = [name for name in OUTPUTS if name != "ask" or ask is not None]
     one_at_a_time = asyncio.Lock()
 

@@ -40,6 +40,7 @@ from emailrl.mail.database import (
     party_word,
     reading,
 )
+from emailrl.mail.languages import FOREIGN, Stems
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
 from emailrl.mail.threads import threads_of
@@ -110,10 +111,10 @@ def build_database(
             for keys in _keys_in(old, texts=settings.attachment_text) if old else ():
                 if sync:
                     before.add(keys.id_key + keys.content_key)
+                    sieve.keep_name(keys)
                 else:
                     sieve.remember(keys)
-            num_before = len(before)
-            scratch = building.with_suffix(".unpacked")
+            num_before, scratch = len(before), building.with_suffix(".unpacked")
             read = emails.read(judge, workers, scratch) if isinstance(emails, Source) else (judge(it) for it in emails)
             with contextlib.closing(read) as mails:
                 seen = 0
@@ -276,6 +277,9 @@ _UNINDEX = (
     "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties, extra) "
     "SELECT 'delete', id, subject, body, parties, extra FROM emails "
 )
+_STEMMED = f"""
+    SELECT names || char(10) || attachments, subject, body FROM emails
+    WHERE id BETWEEN ? AND ? AND extra LIKE '%{FOREIGN}'"""
 _THREADED = "SELECT id, message_id, subject, refs FROM emails"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 
@@ -433,11 +437,14 @@ class _Loader:
         rows = ((number, *line.partition(" ")[::2]) for number, lines in people for line in lines.split("\n"))
         sql.executemany("INSERT INTO recipients(email_id, recipient_type, recipient_address) VALUES (?, ?, ?)", rows)
         sql.executemany(_CONFIGURE, _LOADING.items())
-        done = 0
+        done, stems = 0, Stems()
         for start, end in ((before, before + dated), (behind + dated, behind + mails)):
             for first in range(start + 1, end + 1, _INDEX_MAILS):
                 progress("index", done, mails)
                 last = min(first + _INDEX_MAILS - 1, end)
                 sql.execute(f"{_INDEX} WHERE id BETWEEN ? AND ?", (first, last))
+                for text in sql.execute(_STEMMED, (first, last)):
+                    stems.add(*text)
                 done += last - first + 1
+        sql.executemany("INSERT OR IGNORE INTO stems VALUES (?, ?)", sorted(stems.rows()))
         progress("index", mails, mails)

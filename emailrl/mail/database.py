@@ -12,7 +12,8 @@ intersects keywords with the inbox. No word of an email can be equal, since ``cl
 
 ``emails.extra`` is indexed, too: what a search may find besides subject and body, namely the names of people and
 attachments and other spellings of words (``spelling``), each word after the same character, so that queries as ART-E
-writes them do not find these. ``threads`` has the emails of threads of two or more.
+writes them do not find these. ``stems`` has the words of other languages (``languages``), ``threads`` the emails of
+threads of two or more.
 """
 
 from __future__ import annotations
@@ -86,6 +87,14 @@ threads = sa.Table(
     sa.Column("email_id", sa.Integer, sa.ForeignKey("emails.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("thread_id", sa.Integer, nullable=False),
     sa.Index("idx_threads_thread", "thread_id"),
+)
+
+stems = sa.Table(
+    "stems",
+    metadata,
+    sa.Column("stem", sa.Text, primary_key=True),
+    sa.Column("word", sa.Text, primary_key=True),
+    sqlite_with_rowid=False,
 )
 
 meta = sa.Table(
@@ -176,7 +185,7 @@ def clean_text(text: str) -> str:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
-SCHEMA_VERSION = 5  # incremented whenever older databases can no longer be read
+SCHEMA_VERSION = 6  # incremented whenever older databases can no longer be read
 HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
 """The hint if a database has changed since a run was started on it."""
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
@@ -190,7 +199,7 @@ _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536")
-_TABLES = {"emails", "recipients", "addresses", "emails_fts", "meta"}
+_TABLES = {"emails", "recipients", "addresses", "emails_fts", "stems", "meta"}
 _REBUILD_OLD = "Build it again: emailrl gen-db --source PATH --db {} --overwrite; --source names the mail."
 _NAMES = select(sqlite_master.c.name)
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))

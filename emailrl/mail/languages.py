@@ -1,83 +1,161 @@
-"""Words of other languages than English, for the index: inflections, German compounds, and scripts without spaces.
+"""Words as people write and inflect them: other spellings, German and Dutch compounds, scripts without spaces.
 
-An email in one of ``LANGUAGES`` gets, in ``emails.extra``, the stems of its words in their order, and the ends of its
-compounds (``rechnung`` of ``Stromrechnung``); Chinese, Japanese and Korean text gets its pairs of characters. Every
-such word begins with ``PARTY``, so that queries as ART-E writes them do not find it. A search looks up a keyword's
-stems in the languages of the database alone: one of English mail is searched as fast as without them.
+Which language an email is in is not guessed. English forms of a keyword (``keys`` of ``key``) are made by rule and
+looked for in every email. An email that is not plainly English, or has letters that people also write as others
+(Müller or Mueller, Łukasz or Lukasz), is marked in ``emails.extra``, and the table ``stems`` has its words by their
+spellings and their stems in every language. In marked emails, a keyword stands for every word with which it shares one,
+and for every compound of it. FTS5 ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters,
+each after ``PARTY``, so that queries as ART-E writes them do not find these.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+import tomllib
+from collections.abc import Callable, Collection, Iterator
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import islice, product
+from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
 from emailrl.mail.database import PARTY
 
-LANGUAGES = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian")
-_COMMON = {
-    "german": "und der das dass nicht ist mit für wir ich sie bitte eine einen wird haben auf zum zur ä ö ü ß "
-    "bei dem dir mir uns hallo liebe noch auch aber wenn oder liegt sind kommt",
-    "french": "les des une pour vous nous dans avec pas sur est votre que merci bonjour ç è ê à "
-    "je chez sont mais salut bises mme elle cette bien é",
-    "spanish": "los las por para con una del que está como hola gracias su el ñ ¿ ¡ ó muy pero hay cuando esta í",
-    "italian": "gli della che sono non una con del ciao grazie questo è ò ù il",
-    "portuguese": "os não para uma com você são obrigado que ã õ dos em",
-    "dutch": "het een niet van voor met wij zijn ik naar ij graag deze",
-}
-"""Words and letters that tell a language; two of them do. Hardly any is an English word."""
-_TELLING = {name: frozenset(words.split()) for name, words in _COMMON.items()}
-_ANY_TELLING = frozenset[str]().union(*_TELLING.values())
-_TOLD_CHARS = 600  # from which an email's language is told
+FOREIGN = f"{PARTY}{PARTY}"
+"""The mark of an email that is not plainly English."""
+_STEMMED = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian", "polish")
+_COMPOUNDING = ("german", "dutch")
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+_ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others"))
+_FOREIGN = _COMPOUNDED | _OTHERS
+_DOUBT = 5  # English words that outweigh one of another language
+_TOLD_CHARS = 400  # from which that is told
 _WORD = re.compile(r"[^\W_]+")
-_CYRILLIC = re.compile("[\u0400-\u04ff]")
+_ACCENTED = re.compile("([a-z])[\u0300-\u036f]+")
+_BOTH = {"ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe"}
+_TABLES = [
+    str.maketrans(letters | {letter.upper(): other.title() for letter, other in letters.items() if letter not in "ßı"})
+    for letters in (_BOTH | {"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"}, _BOTH | {"ø": "o"})
+]
+_LETTER = re.compile(f"[{''.join(map(chr, {*_TABLES[0], *_TABLES[1]}))}]")
 _CJK_RANGES = (
     "\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
 )
 _CJK = re.compile(f"[{_CJK_RANGES}]")
 _RUN = re.compile(f"([{_CJK_RANGES}]+)|[^{_CJK_RANGES}]+")
-_COMPOUNDING = ("german", "dutch")
-_SHORTEST_HEAD, _SHORTEST_PART, _SHORTEST_COMPOUND = 3, 4, 8  # letters
-_TAIL = "tail"
+_SHORTEST, _SHORTEST_PART, _SHORTEST_COMPOUND, _LONGEST = 3, 4, 8, 40  # letters
+_BEGINS, _ENDS, _LAST = "<", ">", "\U0010ffff"  # begin the keys of compounds in ``stems``
+_MOST_FORMS = 3  # of each word of a phrase, and as many words
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
+_ENDINGS = ("", "s", "y", "e", "ies", "es", "ed", "ing", "d", "ied", "ying")
+_ENDING = re.compile("(?<=..)(?:i?e[sd]|y?ing|[sye])$")
+_DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
-def language_of(subject: str, body: str) -> str:
-    """Return which of ``LANGUAGES`` an email begins in, or an empty string."""
-    head = f"{subject} {body[:_TOLD_CHARS]} "[:_TOLD_CHARS].lower()
-    is_ascii = head.isascii()
-    if is_ascii and (" the " in head or " and " in head or " you " in head):
-        return ""
-    if not is_ascii and _CYRILLIC.search(head):
-        return "russian"
-    words = _ANY_TELLING.intersection(head.split() if is_ascii else (*head.split(), *head))
-    counts = {name: len(words & telling) for name, telling in _TELLING.items()} if len(words) > 1 else {"": 0}
-    best = max(counts, key=counts.__getitem__)
-    return best if counts[best] > 1 else ""
+def _told(subject: str, body: str) -> tuple[bool, bool]:
+    """Whether an email is plainly English by its beginning, and whether some of its words may be compounds."""
+    head = f"{subject} {body[:_TOLD_CHARS]}"[:_TOLD_CHARS].lower()
+    words = head.split() if head.isascii() else [*head.split(), *head]
+    others = _FOREIGN.intersection(words)
+    is_english = len(_ENGLISH.intersection(words)) > _DOUBT * len(others)
+    return is_english, not (is_english or others) or not _COMPOUNDED.isdisjoint(others)
 
 
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
     """Return what the index gets for an email besides its text, as it stands in ``emails.extra``."""
-    found: list[str] = []
-    if language := language_of(subject, body):
-        words = _WORD.findall(f"{names}\n{subject}\n{body}".lower())
-        found += [mark(language), *(mark(language, _stem(language, word)) for word in words)]
-        if language in _COMPOUNDING:
-            tails = (tail for word in dict.fromkeys(words) for tail in _tails(language, word))
-            found += [mark(_TAIL, tail) for tail in dict.fromkeys(tails)]
+    found, is_marked = list[str](), not _told(subject, body)[0]
     for text in (names, subject, body):
-        if not text.isascii() and _CJK.search(text):
-            words = _WORD.findall(normalize("NFKC", text))
-            found += [PARTY + piece for word in words if _CJK.search(word) for piece in _pieces(word)]
+        if not text.isascii():
+            is_marked = is_marked or _LETTER.search(normalize("NFC", text)) is not None
+            if _CJK.search(text):
+                words = _WORD.findall(normalize("NFKC", text))
+                found += [PARTY + piece for word in words if _CJK.search(word) for piece in _pieces(word)]
+    # Twice: FTS5 prefers a snippet that begins a column, and the mark is not to be shown in place of the text.
+    return [*found, PARTY, FOREIGN] if is_marked else found
+
+
+class Stems:
+    """Gathers the rows (stem, word) of the table ``stems`` for marked emails."""
+
+    def __init__(self) -> None:
+        self._words, self._compounds = set[str](), set[str]()
+
+    def add(self, names: str, subject: str, body: str) -> None:
+        text = f"{names}\n{subject}\n{body}".lower()
+        words = set(_WORD.findall(text if text.isascii() else normalize("NFC", text)))
+        self._words |= words
+        if _told(subject, body)[1]:
+            self._compounds |= words
+
+    def rows(self) -> set[tuple[str, str]]:
+        words = [word for word in self._words if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST]
+        compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
+        written = [each for word in words for each in {*spellings(word), fold(word)}]
+        kept = [fold(word) for word in words for _ in {*spellings(word), fold(word)}]
+        found = {(each, word) for each, word in zip(written, kept, strict=True) if each != word}
+        for name in _STEMMED:
+            found.update(zip(_stems(name, written), kept, strict=True))
+        for name in _COMPOUNDING:
+            for stem, word in zip(_stems(name, compounds), map(fold, compounds), strict=True):
+                found.update(((f"{_BEGINS}{stem}", word), (f"{_ENDS}{stem[::-1]}", word)))
+        return found
+
+
+def stem_ranges(word: str) -> list[tuple[str, str]]:
+    """Return the first and the last key in ``stems`` of each group of words that a keyword of one word stands for."""
+    word = normalize("NFC", word.lower())
+    written = {word, fold(word)}
+    found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
+    for stem in {stem for name in _COMPOUNDING for stem in _stems(name, [word])}:
+        if len(stem) >= _SHORTEST_PART:
+            found += [(f"{key}{stem}", f"{key}{stem}{_LAST}") for key, stem in ((_BEGINS, stem), (_ENDS, stem[::-1]))]
     return found
 
 
-def mark(kind: str, word: str = "") -> str:
-    """Return a stem or an end of a compound as it stands in the index; without a word, what says the language."""
-    return f"{PARTY}{kind}{PARTY}{word}"
+@lru_cache(8192)
+def marked(text: str) -> str:
+    """Return the words of a text as they stand in ``emails.extra``."""
+    text = text if text.isascii() else normalize("NFC", text)
+    return " ".join([PARTY + word for word in _WORD.findall(text)])
+
+
+def words_of(text: str) -> set[str]:
+    """Return the words of a text in lower case, as FTS5 keeps them."""
+    return {*map(fold, _WORD.findall(text.lower()))}
+
+
+def fold(word: str) -> str:
+    """Return a word in lower case as FTS5 keeps it: without the accents of Latin letters."""
+    return word if word.isascii() else normalize("NFC", _ACCENTED.sub(r"\1", normalize("NFD", word)))
+
+
+def spellings(text: str) -> list[str]:
+    """Return the text and its other spellings."""
+    if text.isascii() or not _LETTER.search(composed := normalize("NFC", text)):
+        return [text]
+    return [*dict.fromkeys((text, *map(composed.translate, _TABLES)))]
+
+
+def phrases(keyword: str, forms: Callable[[str], Collection[str]]) -> list[str]:
+    """Return a keyword with each of its words in its ``forms``; a few of each if there are several."""
+    words = _WORD.findall(keyword)
+    if len(words) < 2:
+        return [form for word in words for form in forms(word)]
+    if len(words) > _MOST_FORMS:
+        return []
+    return [*map(" ".join, product(*([word, *islice(forms(word), _MOST_FORMS)] for word in words)))]
+
+
+def english_forms(word: str) -> list[str]:
+    """Return the inflections of an English word, those of nouns first: what differs in its ending alone and has the
+    same stem, which tells ``evening`` from a form of ``even``."""
+    word, stem = word.lower(), _stemmer("english").stemWord
+    if not (word.isascii() and word.isalpha() and _SHORTEST <= len(word) <= _LONGEST):
+        return []
+    root = _ENDING.sub("", word)
+    roots = (word, root, _DOUBLED.sub("", root), word + word[-1])
+    forms = dict.fromkeys(each + ending for ending in _ENDINGS for each in roots)
+    return [form for form in forms if form != word and stem(form) == stem(word)]
 
 
 def words_apart(keyword: str) -> list[str]:
@@ -86,39 +164,21 @@ def words_apart(keyword: str) -> list[str]:
     return keyword.split() if not keyword.isascii() and _CJK.search(keyword) else [keyword]
 
 
-def ways(keyword: str, languages: Collection[str]) -> list[str]:
-    """Return the FTS5 phrases by which ``emails.extra`` has a keyword in languages of the database."""
-    words = _WORD.findall(keyword.lower())
-    found: list[str] = []
-    for language in languages if words else ():
-        stems = [_stem(language, word) for word in words]
-        is_part = language in _COMPOUNDING and len(stems) == 1 and len(stems[0]) >= _SHORTEST_PART
-        found.append(f'"{" ".join(mark(language, stem) for stem in stems)}"{" *" if is_part else ""}')
-        if is_part:
-            found.append(f'"{mark(_TAIL, stems[0])}"')
-    if not keyword.isascii() and _CJK.search(keyword):
-        pieces = [piece for word in _WORD.findall(normalize("NFKC", keyword)) for piece in _pieces(word)]
-        ends_in_pair = len(pieces) > 1 and len(pieces[-2]) == 2 and pieces[-2][1:] == pieces[-1]
-        pieces = pieces[:-1] if ends_in_pair else pieces
-        found.append(f'"{" ".join(PARTY + piece for piece in pieces)}"{"" if ends_in_pair else " *"}')
-    return found
+def in_pairs(keyword: str) -> list[str]:
+    """Return the FTS5 phrase by which ``emails.extra`` has a keyword in a script without spaces; none for others."""
+    if keyword.isascii() or not _CJK.search(keyword):
+        return []
+    pieces = [piece for word in _WORD.findall(normalize("NFKC", keyword)) for piece in _pieces(word)]
+    ends_in_pair = len(pieces) > 1 and len(pieces[-2]) == 2 and pieces[-2][1:] == pieces[-1]
+    pieces = pieces[:-1] if ends_in_pair else pieces
+    return [f'"{" ".join(PARTY + piece for piece in pieces)}"{"" if ends_in_pair else " *"}']
 
 
-def words_like(subject: str, body: str, keywords: Collection[str]) -> list[str]:
-    """Return words of an email that have a keyword's stem in the email's language, or a keyword in a script without
-    spaces; at most a few."""
-    ideographs = [word for keyword in keywords for word in words_apart(keyword) if _CJK.search(word)]
-    name = language_of(subject, body)
-    stems = {_stem(name, word) for each in keywords for word in _WORD.findall(each.lower())} if name else set()
-    parts = [each for each in stems if len(each) >= _SHORTEST_PART] if name in _COMPOUNDING else []
-
-    def is_like(word: str) -> bool:
-        own = _stem(name, word) if name else word
-        is_part = any(own.startswith(part) or part in _tails(name, word) for part in parts)
-        return own in stems or is_part or any(each in word for each in ideographs)
-
-    text = f"{subject}\n{body}"[:_SEARCHED_CHARS].lower() if stems or ideographs else ""
-    return [*islice(filter(is_like, dict.fromkeys(_WORD.findall(text))), _MOST_WORDS)]
+def words_around(text: str, keywords: Collection[str]) -> list[str]:
+    """Return the words of a text, at most a few, in which a keyword in a script without spaces stands."""
+    parts = [part for keyword in keywords for part in words_apart(keyword) if _CJK.search(part)]
+    words = dict.fromkeys(_WORD.findall(text[:_SEARCHED_CHARS]) if parts else ())
+    return [*islice((word for word in words if any(part in word for part in parts)), _MOST_WORDS)]
 
 
 def _pieces(word: str) -> Iterator[str]:
@@ -131,20 +191,12 @@ def _pieces(word: str) -> Iterator[str]:
             yield match[0]
 
 
-def _tails(language: str, word: str) -> list[str]:
-    """The stems of what may be the last parts of a compound."""
-    if len(word) < _SHORTEST_COMPOUND:
-        return []
-    return [_stem(language, word[at:]) for at in range(_SHORTEST_HEAD, len(word) - _SHORTEST_PART + 1)]
+def _stems(language: str, words: Collection[str]) -> list[str]:
+    return [*map(fold, _stemmer(language).stemWords([*words]))]
 
 
 @cache
 def _stemmer(language: str) -> Any:
-    import snowballstemmer
+    import Stemmer
 
-    return snowballstemmer.stemmer(language)
-
-
-@lru_cache(200_000)
-def _stem(language: str, word: str) -> str:
-    return _stemmer(language).stemWord(normalize("NFC", word))
+    return Stemmer.Stemmer(language, 0)  # without a cache, which costs more than it saves

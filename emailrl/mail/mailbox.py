@@ -10,13 +10,11 @@ interrupted, so such emails get an excerpt in linear time instead.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import sqlite3
 import threading
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -29,15 +27,25 @@ from emailrl.mail.database import (
     SNIPPET_WORDS,
     connect,
     driver,
-    is_cancelled,
     named,
     names_of,
     no_database,
     party_word,
     reading,
 )
-from emailrl.mail.languages import LANGUAGES, mark, ways, words_apart, words_like
-from emailrl.mail.spelling import accented, marked, spellings
+from emailrl.mail.languages import (
+    FOREIGN,
+    english_forms,
+    in_pairs,
+    marked,
+    phrases,
+    spellings,
+    stem_ranges,
+    words_apart,
+    words_around,
+    words_of,
+)
+from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, quoted, short_text
 from emailrl.settings.tree import MAX_RESULTS
 
 Order = Literal["newest", "relevance"]
@@ -89,9 +97,8 @@ class _Reader:
         self._opened = connect(db)
         finalize(self, self._opened.close)
         self.connection = driver(self._opened)
-        with reading(db):  # in which languages the database has email
-            has = "SELECT 1 FROM emails_fts('extra : \"{}\"') LIMIT 1"
-            self.languages = [each for each in LANGUAGES if self.connection.execute(has.format(mark(each))).fetchone()]
+        with reading(db):
+            self.has_stems = self.connection.execute("SELECT 1 FROM stems LIMIT 1").fetchone() is not None
 
 
 class _Readers(threading.local):
@@ -153,7 +160,8 @@ class Mailbox:
         max_results: int = MAX_RESULTS,
     ) -> list[SearchHit]:
         """Return the newest (or most relevant, see ``order``) emails whose text, or ``names``, contain every keyword.
-        A keyword of several words is a phrase. ``to_addr`` means to, cc or bcc; ``sent_after`` is inclusive,
+        A keyword of several words is a phrase. ``from_addr`` and ``to_addr`` (to, cc or bcc) are addresses, or with
+        ``names`` also people's names; ``sent_after`` is inclusive,
         ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
         (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
         the body. Raises ``ToolError`` for a bad argument."""
@@ -163,18 +171,16 @@ class Mailbox:
             raise ToolError(f"max_results must be less than or equal to {MAX_RESULTS}.")
         if (query := self._query(keywords, from_addr, to_addr, sent_after, sent_before)) is None:
             return []
-        text, match, people, bounds = query
+        text, written, match, people, bounds = query
         if text is None:
             rows = self._rows(_UNSEARCHED, (match, *people, *bounds, max_results))
             return [SearchHit(message_id, preview(subject, body)) for message_id, subject, body in rows]
-        if self.names:
-            keywords = [each for keyword in keywords for each in spellings(keyword)]
-        short = short_text(keywords)
+        short = short_text(written)
         if self.order == "newest" and not any(people):
             rows = self._rows(_NEWEST, (short, match, *bounds, max_results))
         else:
             rows = self._rows(_SEARCHES[self.order], (short, match, *people, *bounds, max_results, text))
-        return [SearchHit(each, self._bounded(snippet, each, keywords, text)) for each, snippet in rows]
+        return [SearchHit(each, self._bounded(snippet, each, written, text)) for each, snippet in rows]
 
     def count(
         self,
@@ -187,29 +193,46 @@ class Mailbox:
         """Return how many emails match a search, at most ``MOST_COUNTED``. Raises ``ToolError`` for a bad argument."""
         if (query := self._query(keywords, from_addr, to_addr, sent_after, sent_before)) is None:
             return 0
-        _, match, people, bounds = query
+        match, people, bounds = query[2:]
         counted = _HITS.format(columns="1", first="emails_fts.rowid")
         return len(self._rows(counted, (match, *people, *bounds, MOST_COUNTED)))
 
     def _query(
         self, keywords: list[str], from_addr: object, to_addr: object, sent_after: object, sent_before: object
-    ) -> tuple[str | None, str, tuple[str | None, ...], tuple[int, int]] | None:
-        """A search's FTS5 expressions, of the keywords (None without any) and with the people; sender and recipient,
-        each twice; the highest id and the one below the lowest. None if nothing can match."""
-        text = _text_match(keywords, self._opened().languages, names=self.names)
-        sender, recipient = _check_address("from_addr", from_addr), _check_address("to_addr", to_addr)
+    ) -> tuple[str | None, list[str], str, tuple[str | None, ...], tuple[int, int]] | None:
+        """A search's FTS5 expression of the keywords (None without any), what they may look like in a text, and the
+        expression with the people; sender and recipient, each twice; the highest id and the one below the lowest. None
+        if nothing can match."""
+        text, written = self._text_match(_checked(keywords))
+        sender, recipient = self._people("from_addr", from_addr), self._people("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
         if text is None and not (self.without_keywords and (sender or recipient or after or before)):
             raise ToolError("No keywords provided for search.")
         if self.until is not None:
             before = self.until if before is None else min(before, self.until)
         low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
-        others = [address for address in (sender, recipient) if address is not None]
-        parties = [party for party in (self._member, *map(self._party, others)) if party is not None]
-        if len(parties) <= len(others):  # an address that no mail of the database names
+        parties = [self._member]
+        for people in filter(None, (sender, recipient)):
+            parties.append(" OR ".join(filter(None, map(self._party, json.loads(people)))))
+        if not all(parties):  # an address that no mail of the database names
             return None
-        match = " AND ".join([*filter(None, [text]), *parties])
-        return text, match, (sender, sender, recipient, recipient), (self._last_id(high), self._last_id(low))
+        match = " AND ".join([*filter(None, [text]), *(f"({party})" for party in parties)])
+        return text, written, match, (sender, sender, recipient, recipient), (self._last_id(high), self._last_id(low))
+
+    def _people(self, argument: str, value: object) -> str | None:
+        """The addresses, as JSON, for which an argument stands: itself, or with ``names`` all who have all words of it
+        in their name, in any spelling; None if missing or empty."""
+        address = _check_address(argument, value)
+        if address is None:
+            return None
+        address = address.rpartition("<")[2].rstrip(">") if address.endswith(">") else address
+        if not self.names or "@" in address or not marked(address) or self._party(address):
+            return json.dumps([address])
+        forms = [words_of(" ".join([*spellings(word), *self._foreign_forms(word)])) for word in words_of(address)]
+        match = " AND ".join(f"({' OR '.join(quoted(PARTY + form) for form in each)})" for each in forms)
+        rows = self._rows(_NAMED, (f"extra : ({match}) AND {self._member}", MOST_COUNTED)) if self._member else []
+        names = {each: words_of(name) for (lines,) in rows for each, name in names_of(lines).items()}
+        return json.dumps([each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS])
 
     def read(self, message_id: str) -> Email | None:
         """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
@@ -254,6 +277,33 @@ class Mailbox:
             raise EmailRLError("This mailbox is closed.")
         return self._reader
 
+    def _text_match(self, keywords: list[str]) -> tuple[str | None, list[str]]:
+        """The FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords. And what
+        they may look like in a text. With ``names``, a keyword may occur in any of its spellings and inflections, and
+        in the column ``extra``, too."""
+        if not keywords:
+            return None, []
+        if not self.names or not any(map(marked, keywords)):
+            return f"{{subject body}} : ({' '.join(map(quoted, keywords))})", keywords
+        clauses, written = list[str](), list[str]()
+        words = (word for keyword in keywords for word in words_apart(keyword))
+        for keyword in filter(marked, words):  # one without a word is left out, as an implicit AND does
+            spelled = spellings(keyword)
+            forms = dict.fromkeys([*spelled, *phrases(keyword, english_forms)])
+            clause = _anywhere(forms, in_pairs(keyword))
+            others = dict.fromkeys(each for form in spelled for each in phrases(form, self._foreign_forms))
+            if others := dict.fromkeys(each for each in others if each not in forms):
+                clause += f" OR (extra : {quoted(FOREIGN)} AND ({_anywhere(others)}))"
+            clauses.append(f"({clause})")
+            written += [*forms, *others]
+        return f"({' AND '.join(clauses)})", written
+
+    def _foreign_forms(self, word: str) -> list[str]:
+        """The words of emails that are not plainly English for which a keyword stands."""
+        if not self._opened().has_stems:
+            return []
+        return [form for (form,) in self._rows(_FORMS, (json.dumps(stem_ranges(word)), _MOST_FORMS))]
+
     def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
         """FTS5's snippet of subject or body (None: not made yet, since the email is long), or an excerpt if it is too
         long or too slow; a preview for an email that was found by names alone."""
@@ -264,8 +314,7 @@ class Mailbox:
         with reading(self.db):
             if is_other or (snippet is None and has_few_matches(f"{subject}\n{body}", keywords)):
                 if self.names:
-                    words = dict.fromkeys(each for keyword in keywords for each in accented(keyword))
-                    words |= dict.fromkeys(words_like(subject, body, keywords))
+                    words = [*keywords, *words_around(f"{subject}\n{body}", keywords)]
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
                 found = self._rows(_SNIPPET_OF, (match, message_id))
                 snippet = found[0][0] if found else preview(subject, body)
@@ -301,14 +350,9 @@ def _check_text(name: str, value: str) -> None:
         raise ToolError(f"{name} contains invalid Unicode.") from None
 
 
-def _text_match(keywords: object, languages: Collection[str], *, names: bool) -> str | None:
-    """Return the FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords. With
-    ``names``, a keyword may occur in any of its spellings and, in the ``languages`` of the database, inflected, and in
-    the column ``extra``, too."""
+def _checked(keywords: object) -> list[str]:
     if not isinstance(keywords, list | tuple):
         raise ToolError("keywords must be a list of strings.")
-    if not keywords:
-        return None
     if len(keywords) > MAX_KEYWORDS:
         raise ToolError(f"There are more than {MAX_KEYWORDS} keywords.")
     for keyword in keywords:
@@ -317,15 +361,13 @@ def _text_match(keywords: object, languages: Collection[str], *, names: bool) ->
         if len(keyword) > MAX_KEYWORD_CHARS:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         _check_text("keywords", keyword)
-    if not names or not any(map(marked, keywords)):
-        return f"{{subject body}} : ({' '.join(map(quoted, keywords))})"
-    found = []
-    words = (word for keyword in keywords for word in words_apart(keyword))
-    for keyword in filter(marked, words):  # one without a word is left out, as an implicit AND does
-        written = spellings(keyword)
-        extra = " OR ".join([*map(quoted, map(marked, written)), *ways(keyword, languages)])
-        found.append(f"({{subject body}} : ({' OR '.join(map(quoted, written))}) OR extra : ({extra}))")
-    return f"({' AND '.join(found)})"
+    return [*keywords]
+
+
+def _anywhere(forms: Iterable[str], others: Iterable[str] = ()) -> str:
+    """The FTS5 expression of phrases in subject or body, or as names; ``others`` are of the column ``extra`` alone."""
+    extra = " OR ".join([*map(quoted, map(marked, forms)), *others])
+    return f"{{subject body}} : ({' OR '.join(map(quoted, forms))}) OR extra : ({extra})"
 
 
 def _check_address(name: str, value: object) -> str | None:
@@ -358,6 +400,11 @@ _SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) + length(e.ex
 _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
+_MOST_FORMS = 100  # of a keyword in emails that are not plainly English
+_FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
+_NAMED = (
+    "SELECT m.names FROM emails_fts CROSS JOIN emails m WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid LIMIT ?"
+)
 _TEXT = "SELECT coalesce(subject, ''), coalesce(body, '') FROM emails WHERE message_id = ?"
 _NEWEST = f"""
     SELECT message_id, {_SNIPPET_IF_SHORT} FROM emails_fts CROSS JOIN emails e
@@ -368,8 +415,10 @@ _NEWEST = f"""
 # keywords alone.
 _HITS = """
     SELECT {columns} FROM emails_fts CROSS JOIN emails m
-    WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid AND (? IS NULL OR m.from_address = ?)
-    AND (? IS NULL OR EXISTS (SELECT 1 FROM recipients WHERE recipient_address = ? AND email_id = m.id))
+    WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid
+    AND (? IS NULL OR m.from_address IN (SELECT value FROM json_each(?)))
+    AND (? IS NULL OR EXISTS (
+        SELECT 1 FROM recipients WHERE recipient_address IN (SELECT value FROM json_each(?)) AND email_id = m.id))
     AND emails_fts.rowid > ? AND emails_fts.rowid <= ? ORDER BY {first} LIMIT ?"""
 _SEARCH = f"""
     SELECT e.message_id, {_SNIPPET_IF_SHORT}
@@ -396,86 +445,3 @@ _THREAD = """
     ORDER BY id DESC"""
 """The emails of a thread, oldest first."""
 _RECIPIENTS = "SELECT recipient_address, recipient_type FROM recipients WHERE email_id = ? ORDER BY rowid"
-
-
-# -- snippets of long emails ------------------------------------------------------------------------------------------
-
-LONGEST_SNIPPET = 2000  # in characters; FTS5 limits words only, and a word may have megabytes
-_MOST_MATCHES = 2000  # matches of all keywords that snippet() compares within about 30 ms
-_MOST_STEPS = 10**9  # matches times characters, since snippet() also compares matches with sentences
-_SEARCHED_CHARS = 1_000_000  # characters of a body in which the best part is looked for
-_PART_CHARS = 400
-_RANK_STEPS = 1000
-"""Steps of SQLite's virtual machine between two checks for Ctrl-C; ranking a part of one repeated word takes long."""
-_ASCII_WORD = re.compile(r"[a-z0-9]+", re.IGNORECASE | re.ASCII)
-
-_TABLES = """
-    CREATE VIRTUAL TABLE parts USING fts5(part);
-    CREATE VIRTUAL TABLE keywords USING fts5(keyword);
-    CREATE VIRTUAL TABLE part_terms USING fts5vocab(parts, row);
-    CREATE VIRTUAL TABLE keyword_terms USING fts5vocab(keywords, instance);"""
-# A phrase occurs at most as often as the rarest of its words.
-_COUNT = """
-    SELECT coalesce(sum(fewest), 0) FROM (
-        SELECT min(coalesce(cnt, 0)) AS fewest
-        FROM keyword_terms LEFT JOIN part_terms USING (term) GROUP BY keyword_terms.doc)"""
-_BEST_PART = f"""
-    SELECT snippet(parts, 0, '<b>', '</b>', ' ... ', {SNIPPET_WORDS}) FROM parts WHERE parts MATCH ?
-    ORDER BY rank, rowid LIMIT 1"""
-
-
-def quoted(keyword: str) -> str:
-    """Return a keyword as an FTS5 phrase."""
-    # NUL would end the expression inside SQLite; to the tokenizer it is no letter, like the space put in its place.
-    return '"' + keyword.replace('"', '""').replace("\0", " ") + '"'
-
-
-def short_text(keywords: Sequence[str]) -> int:
-    """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
-    keyword's longest word, and one more character separates it from the next. No word of a text matches two different
-    ones, and one in ``emails.extra`` that may (a stem) has at least nine characters."""
-    # A letter with several accents is one character in a text, so only ASCII words are measured.
-    words = [_ASCII_WORD.findall(keyword.lower()) for keyword in keywords if keyword.isascii()]
-    longest = Counter(max(each, key=len, default="") for each in words)
-    matches = max([len(keywords) / 9, *(number / (1 + (len(word) or 1)) for word, number in longest.items())])
-    return int(_MOST_MATCHES / (matches + (len(keywords) - len(words)) / 2))
-
-
-def has_few_matches(text: str, keywords: Sequence[str]) -> bool:
-    """Whether the text has so few matches of the keywords that snippet() is fast."""
-    most = min(_MOST_MATCHES, _MOST_STEPS // len(text))
-    if text.isascii() and all(map(str.isascii, keywords)):  # then a match contains its keyword's longest word
-        words, lowered = map(_ASCII_WORD.findall, keywords), text.lower()
-        if sum(lowered.count(max(each, key=len).lower()) for each in words if each) <= most:
-            return True
-    with _indexed([text]) as memory:
-        memory.executemany("INSERT INTO keywords VALUES (?)", [(keyword,) for keyword in keywords])
-        [matches] = memory.execute(_COUNT).fetchone()
-    return matches <= most
-
-
-def excerpt(subject: str, body: str, keywords: Sequence[str]) -> str:
-    """Return the words around keywords in the part of the body that matches best, or else a preview of the email."""
-    length = min(len(body), _SEARCHED_CHARS)
-    parts = (body[start : start + _PART_CHARS] for start in range(0, length, _PART_CHARS))
-    with _indexed(parts) as memory:
-        found = memory.execute(_BEST_PART, (" OR ".join(map(quoted, dict.fromkeys(keywords))),)).fetchone()
-    return f" ... {found[0].removeprefix(' ... ').removesuffix(' ... ')} ... " if found else preview(subject, body)
-
-
-def preview(subject: str, body: str) -> str:
-    """Return an email's subject and the first words of its body."""
-    words = body[: SNIPPET_WORDS * 20].split()
-    begins = " ".join([*words[:SNIPPET_WORDS], *(["..."] if len(words) > SNIPPET_WORDS else [])])
-    return " ... ".join(filter(None, (subject, begins)))
-
-
-@contextmanager
-def _indexed(parts: Iterable[str]) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
-        memory.set_progress_handler(is_cancelled, _RANK_STEPS)
-        memory.executescript(_TABLES)
-        memory.execute("BEGIN")
-        memory.executemany("INSERT INTO parts VALUES (?)", ((part,) for part in parts))
-        memory.execute("COMMIT")
-        yield memory

@@ -9,10 +9,9 @@ from hashlib import blake2b
 from itertools import chain
 from typing import NamedTuple
 
-from emailrl.mail.languages import indexed_words
+from emailrl.mail.languages import WORDS, indexed_words, marked
 from emailrl.mail.sources.attached import with_attachments
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
-from emailrl.mail.spelling import marked, other_spellings
 from emailrl.settings import StoreSettings
 
 MAX_HEADER_CHARS = 1000
@@ -29,14 +28,7 @@ KEPT_BY = {
 }
 """The setting that keeps messages skipped for a reason."""
 
-_JUNK_NAMES = """
-    spam, trash, junk, junk e-mail, junk email, bulk mail, deleted items, deleted messages, papierkorb, junk-e-mail,
-    gelöschte elemente, gelöschte objekte, corbeille, indésirables, courrier indésirable, éléments supprimés, papelera,
-    correo no deseado, elementos eliminados, cestino, posta indesiderata, posta eliminata, lixeira, lixo eletrônico,
-    itens excluídos, prullenbak, ongewenste e-mail, verwijderde items, спам, корзина, 迷惑メール, ゴミ箱, ごみ箱,
-    gelöscht, unerwünscht, spamverdacht, нежелательная почта, удаленные"""
-_JUNK = frozenset(" ".join(_JUNK_NAMES.split()).split(", "))
-"""Labels and folders of mail that its owner does not want, in the languages in which Gmail and Outlook name them."""
+_JUNK = frozenset(" ".join(WORDS["junk"].split()).split(", "))
 _FOLDER = re.compile(r"[^/#]++(?=[/#])")
 _LETTERS = re.compile(r"&([A-Za-z0-9+,]++)-")  # other than ASCII in the name of a folder: IMAP's modified UTF-7
 _TRASHED = re.compile(r"[:;!]2,[A-S]*T[A-Za-z]*\Z")  # a Maildir's flag
@@ -123,8 +115,7 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])
     own = " ".join(shown)
-    others = [*map(marked, other_spellings(own, subject, email.body)), *indexed_words(own, subject, email.body)]
-    extra = " ".join([" ".join(map(marked, shown)), *others])
+    extra = " ".join([*map(marked, shown), *indexed_words(own, subject, email.body)])
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
     digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
     head = (message_id, subject, sender, date, email.body, email.file_name, people)
@@ -135,7 +126,7 @@ def _is_junk(email: RawEmail) -> bool:
     path = _LETTERS.sub(lambda it: f"+{it[1].replace(',', '/')}-".encode().decode("utf-7", "replace"), email.file_name)
     folders = [folder.removesuffix(".mbox").lower() for folder in _FOLDER.findall(path)]
     shown = {each.rpartition(".")[2] if each.startswith((".", "inbox.")) else each for each in folders}
-    labels = {label.lower() for label in email.labels}
+    labels = {label.lower().lstrip("\\") for label in email.labels}
     return not _JUNK.isdisjoint(shown | labels) or "bin" in labels or _TRASHED.search(email.file_name) is not None
 
 
@@ -168,7 +159,7 @@ class Sieve:
         self.skipped = Counter[str]()  # number of rejected messages by reason
         self.defects = Counter[str]()  # number of passed messages with defects, by kind
         self._dedupe, self._listing = dedupe, listing or (lambda what, reason, name: None)
-        self._ids = dict[bytes, bytes]()
+        self._ids, self._made_up = dict[bytes, bytes](), set[bytes]()
         self._contents, self._trimmed, self._unnamed = (set[bytes]() for _ in range(3))
 
     def passed(self, mail: SiftedMail | Skipped) -> SiftedMail | None:
@@ -196,10 +187,16 @@ class Sieve:
 
     def _told_apart(self, mail: SiftedMail) -> SiftedMail:
         keys, earlier = mail.keys, self._ids.get(mail.keys.id_key)
-        if earlier is None or keys.told_by[:8] == earlier[:8] or keys.told_by[8:] == earlier[8:]:
-            return mail
+        is_first = earlier is None or keys.told_by[:8] == earlier[:8] or keys.told_by[8:] == earlier[8:]
         made_up, defects = made_up_id(keys.id_key + keys.told_by), (*mail.defects, "reused_message_id")
+        if is_first and (not self._made_up or _hash(made_up) not in self._made_up):
+            return mail
         return mail._replace(message_id=made_up, keys=keys._replace(id_key=_hash(made_up)), defects=defects)
+
+    def keep_name(self, keys: Keys) -> None:
+        """Let an email keep a made-up Message-ID even if no other has its own any more."""
+        if keys.unnamed_key:
+            self._made_up.add(keys.id_key)
 
     def remember(self, keys: Keys) -> None:
         """Record an email with these keys as seen."""

@@ -24,7 +24,7 @@ from pyarrow.parquet import ParquetFile
 
 from emailrl.base.disk import LOCK, check_cache, is_locked, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail.database import emails
+from emailrl.mail.database import PARTY, emails
 from emailrl.mail.sources.reading import BROKEN, decompressed
 from emailrl.measure.export import MARKER
 from emailrl.records.index import index_path
@@ -204,6 +204,7 @@ def _opened(path: Path, traces: _Traces) -> Iterator[sqlite3.Connection]:
 def _filter_database(path: Path, traces: _Traces) -> None:
     """Remove the mails that the address sent, got or stands in. What goes is overwritten, the index made anew and the
     file written without gaps, so that no word or page of theirs stays."""
+    has_stems = "stems" in _tables(path)
     with _opened(path, traces) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA secure_delete = ON")
@@ -211,6 +212,9 @@ def _filter_database(path: Path, traces: _Traces) -> None:
         removed = connection.execute(f"DELETE FROM {_MAILS}").rowcount
         connection.execute(_UNUSED)
         connection.execute("INSERT INTO emails_fts(emails_fts) VALUES ('rebuild')")
+        if has_stems:
+            connection.execute("CREATE VIRTUAL TABLE temp.kept USING fts5vocab(main, emails_fts, row)")
+            connection.execute(f"DELETE FROM stems WHERE word NOT IN (SELECT ltrim(term, '{PARTY}') FROM temp.kept)")
         connection.execute("UPDATE meta SET value = (SELECT count(*) FROM emails) WHERE key = 'emails'")
         (old,) = connection.execute("SELECT max(value) FROM meta WHERE key = 'fingerprint'").fetchone()
         new = f"{int(old or '0', 16) + removed:032x}"[-32:]

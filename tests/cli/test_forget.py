@@ -120,7 +120,7 @@ def test_nothing_of_a_used_mailbox_is_left(emailrl, tmp_path: Path, monkeypatch:
 
 
 def test_whoever_has_a_longer_address_or_other_mail_keeps_theirs_and_a_quotation_goes(emailrl, tmp_path: Path) -> None:
-    said = "The auditors will visit the old mill on the first Monday of June"
+    said = "The auditors will visit the old mill on the first Monday of June zu Kündigungen"
     mails = [
         ("ann@example.com", said),
         ("joann@example.com", "Please find the usual disclaimer about our offices below"),
@@ -143,6 +143,7 @@ def test_whoever_has_a_longer_address_or_other_mail_keeps_theirs_and_a_quotation
     assert told["deleted"] == [str(tmp_path / "session.jsonl")]
     with open_mailbox(tmp_path / "mail.db", "joann@example.com") as mailbox:
         assert mailbox.read("<1@x>") is not None
+    assert b"kundigung" not in (tmp_path / "mail.db").read_bytes(), "stems of its words go, too"
 
 
 def test_lines_go_in_any_spelling_and_a_refusal_changes_nothing(emailrl, tmp_path: Path) -> None:

@@ -73,8 +73,11 @@ def test_mail_is_found_by_a_senders_name_in_another_spelling(db: Path, environme
     build_database([mail], db, append=True)
 
     async def work(client: Any) -> None:
-        found = await client.call_tool("search_emails", {"keywords": ["Huette"]})
-        assert [hit["message_id"] for hit in found.structured_content["emails"]] == ["<m@x>"]
+        for wanted in ({"keywords": ["Huette"]}, {"keywords": ["key"], "from_addr": "Bob Huette"}):
+            found = await client.call_tool("search_emails", wanted)
+            assert [hit["message_id"] for hit in found.structured_content["emails"]] == ["<m@x>"]
+        [told] = [tool.description for tool in (await client.list_tools()).tools if tool.name == "search_emails"]
+        assert all(word in told for word in ("names", "attached files", "UTC"))
         read = await client.call_tool("read_email", {"message_id": "<m@x>"})
         assert "Bob Hütte" in read.content[0].text
 

@@ -77,7 +77,7 @@ TEXTS = [
     "Der Plan für Höchst",
     "name;Betrag\nMüller;1250",
     "Wire to Kestrel",
-    "BEGIN:VEVENT\nSUMMARY:Dentist, Dr Quill\nLOCATION:Harbour Road 7\nEND:VEVENT",
+    "Summary: Dentist, Dr Quill\nLocation: Harbour Road 7",
     "Our offer:\nLantern & Sons, 4711 pieces",
     "Invoice Zephyr 20993",
 ]
@@ -139,13 +139,80 @@ def test_an_invitation_without_a_name_is_read_once_and_soft_hyphens_are_dropped(
     mail.set_content("Sendungs\u00adnummer 7\n")
     invitation = "BEGIN:VEVENT\nSUMMARY:Chor\u00adprobe\nEND:VEVENT\n"
     mail.add_alternative(invitation, subtype="calendar", params={"method": "REQUEST"})
-    shown = "Sendungsnummer 7\n\n\n[Attachment: {}]\nBEGIN:VEVENT\nSUMMARY:Chorprobe\nEND:VEVENT"
+    shown = "Sendungsnummer 7\n\n\n[Attachment{}]\nSummary: Chorprobe"
     for named in ([], ["invite.ics"]):
         for name in named:
             mail.add_attachment(invitation.encode(), maintype="application", subtype="ics", filename=name)
         email = parse_message(mail.as_bytes())
-        assert isinstance(email, RawEmail) and email.attachments == ["text/calendar", *named]
-        assert with_attachments(email).body == shown.format(email.attachments[-1])
+        assert isinstance(email, RawEmail) and email.attachments == named, "a type is no name"
+        assert with_attachments(email).body == shown.format("".join(f": {name}" for name in named))
+
+
+EVENT = """BEGIN:VCALENDAR
+METHOD:REQUEST
+BEGIN:VTIMEZONE
+BEGIN:STANDARD
+DTSTART:19701025T030000
+END:STANDARD
+END:VTIMEZONE
+BEGIN:VEVENT
+SUMMARY:Elternabend\\, Klasse 4b
+DTSTART;TZID=Europe/Berlin:20260512T190000
+DTEND:20260512T183000Z
+LOCATION:Aula\\nHaus
+  2
+ORGANIZER;CN="Weber: Schule":MAILTO:weber@x.de
+BEGIN:VALARM
+DESCRIPTION:Reminder
+END:VALARM
+END:VEVENT
+END:VCALENDAR
+"""
+TOLD = """Summary: Elternabend, Klasse 4b
+Start: 2026-05-12 19:00 Europe/Berlin
+End: 2026-05-12 18:30 UTC
+Location: Aula\nHaus 2
+Organizer: Weber: Schule MAILTO:weber@x.de"""
+
+
+def test_a_mail_that_is_only_an_event_tells_it() -> None:
+    mail = EmailMessage()
+    mail["From"], mail["Subject"] = "weber@x.de", "s"
+    mail.set_content(EVENT, subtype="calendar", params={"method": "REQUEST"})
+    email = parse_message(mail.as_bytes())
+    assert isinstance(email, RawEmail) and (email.body, email.machine) == (TOLD, "calendar")
+
+
+def test_a_forwarded_message_belongs_to_the_mail_and_its_files_count() -> None:
+    inner = EmailMessage()
+    inner["From"], inner["Subject"], inner["Date"] = "Zoë Quill <z@x.org>", "Kaution", "Tue, 5 May 2026 10:00:00 +0000"
+    inner.set_content("The deposit is 1800.\n")
+    inner.add_attachment(EVENT.encode(), maintype="text", subtype="calendar", params={"method": "REQUEST"})
+    inner.add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="lease.pdf")
+    mail = EmailMessage()
+    mail["From"], mail["To"], mail["Subject"] = "ann@x.org", "bob@x.org", "Fwd"
+    mail.set_content("See below.\n")
+    mail.add_attachment(inner, filename="Kaution.eml")
+    email = parse_message(mail.as_bytes())
+    assert isinstance(email, RawEmail)
+    assert email.body == (
+        "See below.\n\n[Forwarded message]\nFrom: Zoë Quill <z@x.org>\nSubject: Kaution\n"
+        "Date: Tue, 05 May 2026 10:00:00 +0000\n\nThe deposit is 1800.\n"
+    )
+    assert email.attachments == ["Kaution.eml", "lease.pdf"]
+    assert (email.subject, email.from_address, email.machine) == ("Fwd", "ann@x.org", ""), "only what is sent tells"
+
+
+@pytest.mark.parametrize("plain", ["Your mail client does not show HTML.", "Short but whole.", "x " * 600])
+def test_the_fuller_of_a_short_text_and_html_is_the_text(plain: str) -> None:
+    mail = EmailMessage()
+    mail["From"], mail["Subject"] = "ann@x.org", "s"
+    mail.set_content(plain)
+    html = "Short but <b>whole</b>." if plain.startswith("Short") else "<p>Your parcel 4711 waits in the shop.</p>" * 50
+    mail.add_alternative(html, subtype="html")
+    email = parse_message(mail.as_bytes())
+    assert isinstance(email, RawEmail)
+    assert ("4711" in email.body) == plain.startswith("Your") and (plain in email.body) != plain.startswith("Your")
 
 
 def test_a_file_that_is_the_body_is_not_repeated() -> None:

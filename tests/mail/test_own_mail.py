@@ -9,7 +9,7 @@ from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
-from mail.mails import lines, make_tar, mbox, row
+from mail.mails import lines, make_tar, mbox, row, rows
 
 from emailrl.base.errors import UsageError
 from emailrl.mail.build import BuildReport, build_database
@@ -165,6 +165,13 @@ def test_a_device_that_reuses_its_message_id_loses_no_mail(tmp_path: Path) -> No
     again = read(12, 11, 13, 10, append=True)
     assert (again.added, again.skipped) == (1, {"duplicate_id": 3})
     assert read(10, 11, 12, 13, sync=True).added == 0
+    (tmp_path / "m.db").unlink()
+    read(10, 11, 12, 13)
+    names = {body: key for key, body in rows(tmp_path / "m.db", "SELECT message_id, body FROM emails")}
+    left = read(13, 12, 11, sync=True)
+    assert (left.added, left.removed) == (0, 1), "the others keep their names"
+    assert names.pop("Page 10.\n") == "<scan@printer>"
+    assert {body: key for key, body in rows(tmp_path / "m.db", "SELECT message_id, body FROM emails")} == names
     # A list's footer changes the text of a copy, some programs the date: one of them tells that it is a copy.
     copies = mbox(scan(10), scan(10, "Page 10.\n-- \nA list"), scan(14, "Page 10."))
     report = build_database(open_source(in_one(tmp_path, copies)), tmp_path / "copies.db", workers=0)

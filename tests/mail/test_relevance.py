@@ -27,7 +27,8 @@ by_relevance = partial(found, order="relevance")
 def bm25(mails: list[RawEmail], keywords: list[str]) -> dict[str, float]:
     """https://www.sqlite.org/fts5.html#the_bm25_function, k1 = 1.2 and b = 0.75; the mails that hold every keyword."""
     texts = {m.message_id: (m.subject.lower().split(), m.body.lower().split()) for m in mails}
-    lengths = {m.message_id: len({m.from_address, *m.to}) + sum(map(len, texts[m.message_id])) for m in mails}
+    marks = 2  # of words that are not plainly English
+    lengths = {m.message_id: marks + len({m.from_address, *m.to}) + sum(map(len, texts[m.message_id])) for m in mails}
     average = sum(lengths.values()) / len(mails)
     scores = {key: 0.0 for key, (subject, body) in texts.items() if {*keywords} <= {*subject, *body}}
     for word in keywords:

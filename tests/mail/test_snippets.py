@@ -12,7 +12,7 @@ from mail.mails import rows
 
 from emailrl.mail import SearchHit, open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.mailbox import LONGEST_SNIPPET, excerpt, has_few_matches, short_text
+from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, short_text
 from emailrl.settings import StoreSettings
 
 ANY_LENGTH = StoreSettings(max_body_chars=0)
@@ -75,7 +75,7 @@ def test_matches_are_counted_up_to_two_thousand() -> None:
     assert has_few_matches("gas " * 2000, ["gas", "budget", "!!!"])
     assert short_text(["gas"]) == 8000  # 2,000 matches of three letters and a space
     assert short_text(["gas", "Gas"]) == 4000 and short_text(["gas", "the pay"]) == 8000  # a word matches one of two
-    assert short_text(["the gas", "é", "!!!"]) == 2000  # 2 + 2 characters: 2,000 / (1/2 + 1/2)
+    assert short_text(["the gas", "é", "É", "!!!"]) == 2000  # a letter and a space, twice
     body = "a. " * 1_000_000  # sentences count too
     assert has_few_matches(body + "gas " * 300, ["gas"]) and not has_few_matches(body + "gas " * 400, ["gas"])
 

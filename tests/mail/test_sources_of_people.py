@@ -47,6 +47,8 @@ LABELS = [
     (Header("Gelöscht,Papierkorb", "utf-8").encode(), False),
     (Header("迷惑メール", "utf-8").encode(), False),
     ("Bin", False),
+    ("Kosz", False),
+    ('"\\Trash"', False),
 ]
 PLACES = [
     ("INBOX/cur/1.a.host:2,S", True),

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from emailrl.mail.database import clean_text
 from emailrl.mail.sources.documents import MAX_BYTES, MAX_CHARS, PDF_START, WORD_MEMBER, ZIP_START, Documents
+from emailrl.mail.sources.headers import shown_name
 from emailrl.mail.sources.message import Part
 from emailrl.mail.sources.reading import RawEmail
-from emailrl.mail.sources.text import decode, html_to_text
+from emailrl.mail.sources.text import calendar_to_text, decode, html_to_text
 
 documents = Documents()
 
@@ -22,7 +23,8 @@ def with_attachments(email: RawEmail) -> RawEmail:
     """Return an email whose body is followed by the text of its attached files. Defects: ``attachment_unread`` if no
     text of a file of a known kind can be read, ``attachment_cut`` if it is longer than ``MAX_CHARS``."""
     texts, defects = {"": email.body}, set(email.defects)
-    for name, part in zip(email.attachments, email.files, strict=True):
+    for part in email.files:
+        name = shown_name(part.name)
         try:
             text = _text(name, part)
         except Exception:  # as in ``parse_message``: the library raises many kinds on hostile input
@@ -32,7 +34,8 @@ def with_attachments(email: RawEmail) -> RawEmail:
         elif text and text not in email.body:  # a file is the body where there is no other text
             if len(text) >= MAX_CHARS:
                 defects.add("attachment_cut")
-            texts[text] = f"[Attachment: {name}]\n{text[:MAX_CHARS]}"  # once: an invitation may be inside and attached
+            title = f": {name}" if name else ""
+            texts[text] = f"[Attachment{title}]\n{text[:MAX_CHARS]}"  # once: it may be inside and attached
     return replace(email, body="\n\n".join(filter(None, texts.values())), defects=tuple(sorted(defects)))
 
 
@@ -51,6 +54,6 @@ def _text(name: str, part: Part) -> str | None:
     text = decode(content, charset or "us-ascii", []).replace("\r\n", "\n").removeprefix("\ufeff")
     if kind == "html":
         text = html_to_text(text, [])
-    elif kind == "calendar":  # RFC 5545: folded lines, escaped line ends and separators
-        text = text.replace("\n ", "").replace("\n\t", "").replace("\\n", " ").replace("\\", "")
+    elif kind == "calendar":
+        text = calendar_to_text(text)
     return clean_text(text).replace("\u00ad", "").strip()

@@ -30,7 +30,14 @@ from emailrl.mail.sources.headers import (
     shown_name,
 )
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
-from emailrl.mail.sources.text import decode, enriched_to_text, flowed_to_text, html_to_text
+from emailrl.mail.sources.text import (
+    calendar_to_text,
+    decode,
+    enriched_to_text,
+    flowed_to_text,
+    from_base64,
+    html_to_text,
+)
 
 PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
@@ -57,6 +64,9 @@ _PLAIN, _HTML, _OTHER, _DATA, _NO_TEXT = range(5)
 """Ranks of parts as an email's text, best first; data is used only if there is nothing else."""
 _DATA_SUBTYPE = re.compile("calendar|css|csv|directory|javascript|rfc822-headers|rtf|(?:x-)?vcard|x-amp-html|xml")
 _WORD = re.compile(r"\w+")
+_NOTICE_CHARS, _FULLER = 500, 3
+"""A plain text up to this long may only say that there is HTML: one this many times as long is preferred."""
+_FORWARDED = ("from", "to", "date", "subject")
 _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
 _Fields = list[tuple[str, bytes]]  # header fields in order: name in lower case, value on one line
@@ -74,10 +84,6 @@ _MESSAGES = tuple(f"message/{subtype}" for subtype in ("rfc822", "global", "news
 """Types of parts that hold a message; delivery reports and the like hold only fields, or else text."""
 _SMIME = ("application/pkcs7-mime", "application/x-pkcs7-mime")
 _DELIMITER = re.compile(rb"^--(\S[^\n]*+)\ncontent-[a-z-]+[ \t]*:", re.IGNORECASE | re.MULTILINE)
-_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
-_STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
-_BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
-_BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
 _SIGNED_DATA = bytes.fromhex("06092a864886f70d010701")
 """Object identifier of plain content; in signed data the content follows, in encrypted data a cipher."""
 _CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
@@ -135,7 +141,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("no_sender")
     message_id, subject, text = map(clean_text, (message_id, headers.get("subject", ""), text.replace("\u00ad", "")))
     ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects))) if defects else ()
-    shown = [shown_name(part.name) or part.get_content_type() for part in files]
+    shown = [name for part in files if (name := shown_name(part.name))]
     labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
     return RawEmail(
         *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
@@ -233,6 +239,8 @@ class Part(Message):
         super().__init__()
         self.set_default_type(default_type)
         self.body, self.depth = body, depth  # the number of its containers
+        told = [(name, header_text(decode(value, "utf-8", []), [])) for name, value in fields if name in _FORWARDED]
+        self.head = "\n".join(f"{name.title()}: {value}" for name, value in told)  # of a message
         self.inside: list[Part] | None = None  # of a container: the parts that may be shown
         for name, value in fields:
             if name.startswith("content-") and name not in self:
@@ -260,7 +268,8 @@ class Part(Message):
         kind = self.get_content_type()
         if kind == "multipart/report" or (kind == "text/calendar" and self.parameter("method")):
             return kind
-        return next(filter(None, (part.telling_kind() for part in self.inside or ())), "")
+        inside = [] if self.get_content_maintype() == "message" else self.inside or ()
+        return next(filter(None, (part.telling_kind() for part in inside)), "")
 
     def parameter(self, name: str, header: str = "content-type") -> str:
         """Return a parameter of a header, or an empty string."""
@@ -286,7 +295,7 @@ class Part(Message):
         """Return the body without its transfer encoding; if that is wrong, ``bad_encoding`` is added to ``defects``."""
         encoding = str(self.get("content-transfer-encoding", "")).strip("\"' \t").lower()
         if encoding.startswith("base64"):
-            return _from_base64(self.body, defects)
+            return from_base64(self.body, defects)
         if encoding.startswith("quoted"):
             return binascii.a2b_qp(self.body)
         if encoding.startswith(("x-uu", "uu")):
@@ -296,31 +305,6 @@ class Part(Message):
             assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
             return payload
         return self.body
-
-
-def _from_base64(body: bytes, defects: list[str]) -> bytes:
-    """The content of Base64, with the plain-text footer that a mailing list may have added."""
-    found = _BASE64_LINES.match(body)
-    if found and (footer := body[found.end() :].strip()) and _has_strays(footer):
-        lines = found[1].split()
-        if len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"="):
-            defects.append("bad_encoding")
-            return _from_base64(found[1], []).rstrip() + b"\n\n" + footer
-    try:
-        return binascii.a2b_base64(body)
-    except binascii.Error:
-        defects.append("bad_encoding")
-    content = body.replace(b"=", b"")
-    if _has_strays(content):
-        return body
-    letters = _NO_BASE64.sub(b"", content)
-    return binascii.a2b_base64(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
-
-
-def _has_strays(content: bytes) -> bool:
-    """Whether there are more other characters among those of Base64 than a broken line has."""
-    written = b"".join(content.split())
-    return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
 
 
 def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
@@ -336,7 +320,7 @@ def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
         contents = [signed.replace(b"\r\n", b"\n")]
     elif kind not in ("multipart", "message"):
         return [] if is_attached and part.name else None
-    elif is_attached or (part.depth and part.name):
+    elif kind == "multipart" and (is_attached or (part.depth and part.name)):
         return []
     elif is_too_deep:
         defects.append("bad_mime")
@@ -457,6 +441,8 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
         match part.get_content_type():
             case "text/html":
                 text = html_to_text(text, defects)
+            case "text/calendar":
+                text = calendar_to_text(text)
             case "text/enriched":
                 text = enriched_to_text(text)
             case "text/plain" if part.parameter("format").lower() == "flowed":
@@ -464,17 +450,22 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
         return [(rank, text)]
     if part.get_content_type() != "multipart/alternative":
         found = [text for one in part.inside for text in _texts(one, named, defects)]
-        return [one for one in found if one[0] != _DATA] or found
+        found = [one for one in found if one[0] != _DATA] or found
+        if part.get_content_type() in _MESSAGES[:3] and found and (head := part.inside[0].head):
+            found[0] = found[0][0], f"[Forwarded message]\n{head}\n\n{found[0][1]}"
+        return found
 
     def worst(choice: Part) -> int:
         return max((rank for one in choice.leaves() if (rank := _rank(one, named)) < _NO_TEXT), default=_DATA)
 
-    best: list[tuple[int, str]] = []
+    best, most = list[tuple[int, str]](), 0
     for choice in sorted(part.inside, key=worst):
+        if most > _NOTICE_CHARS or (most and worst(choice) == _DATA):
+            break
         found = _texts(choice, named, defects)
-        best = best or found
-        if any(_SEEN.search(text) for _, text in found):
-            return found
+        size = sum(len(_SEEN.findall(text[: 4 * _NOTICE_CHARS])) for _, text in found)
+        if not best or size > most * _FULLER:
+            best, most = found, size
     return best
 
 

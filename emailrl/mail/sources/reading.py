@@ -37,7 +37,7 @@ class RawEmail:
     is_research: bool = field(default=True, compare=False)
     """Whether it is from a research corpus, to which ART-E's filters apply, rather than a person's own mail."""
     names: dict[str, str] = field(default_factory=dict)  # display names as written, by address
-    attachments: list[str] = field(default_factory=list)  # names of the attached files; the type of one without a name
+    attachments: list[str] = field(default_factory=list)  # names of the attached files
     references: list[str] = field(default_factory=list)  # Message-IDs of References and In-Reply-To
     machine: str = ""  # what kind of program sent it (``headers.machine_of``); empty if a person did
     labels: list[str] = field(default_factory=list, compare=False)  # Gmail's

@@ -6,8 +6,11 @@ under it. Python's codecs that are no charsets (punycode, zip …) are not used:
 
 from __future__ import annotations
 
+import binascii
 import re
+import tomllib
 from encodings.aliases import aliases
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,41 +26,12 @@ def _key(label: str) -> str:
     return re.sub("[^a-z0-9]+", "", label.lower())
 
 
+_TABLES = tomllib.loads(Path(__file__).with_name("charsets.toml").read_text(encoding="utf-8"))
+_SUPERSETS: dict[str, str] = _TABLES["supersets"]
 _CODECS = {
     _key(name): codec for alias, codec in aliases.items() if _CODEC.fullmatch(codec) for name in (alias, codec)
-} | {
-    label: codec
-    for codec, labels in {
-        "big5": "big5eten",
-        "cp874": "windows874 dos874",
-        "euc_kr": "ksc5601",
-        "gb2312": "gb2312",
-        "iso8859_6": "iso88596i iso88596e",
-        "iso8859_8": "iso88598i iso88598e",
-        "koi8_t": "koi8t",
-        "koi8_u": "koi8u",
-        "mac_cyrillic": "macukrainian",
-        "mac_roman": "macintosh mac",
-        "utf_8": "unicode11utf8 utf8mb4",
-        "utf_16": "unicode ucs2",
-    }.items()
-    for label in labels.split()
-}
+} | {label: codec for codec, labels in _TABLES["labels"].items() for label in labels.split()}
 """Codecs by label, reduced to letters and digits."""
-_SUPERSETS = {
-    "big5": "big5hkscs",
-    "cp950": "big5hkscs",
-    "euc_jp": "euc_jis_2004",
-    "euc_kr": "cp949",
-    "gb2312": "gb18030",
-    "gbk": "gb18030",
-    "iso2022_jp": "iso2022_jp_2004",
-    "iso8859_9": "cp1254",
-    "iso8859_11": "cp874",
-    "latin_1": "cp1252",
-    "shift_jis": "cp932",
-    "tis_620": "cp874",
-}
 _WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
 """Charsets that read the bytes 0x80 to 0x9f as control characters; in mail these are letters of the superset."""
 _CONTROLS = re.compile("[\x80-\x9f]")
@@ -65,6 +39,11 @@ _JIS_X_0208, _JIS_X_0213 = re.compile(rb"\x1b\$[@B]"), b"\x1b$(Q"
 _HALF_WIDTH = b"\x1b(I"  # begins half-width kana, which only one superset of ISO-2022-JP supports
 _TRUSTED_SHARE = 4
 """A label is accepted if its charset decodes this many times more non-ASCII characters than it fails to."""
+
+_NO_BASE64 = re.compile(rb"[^A-Za-z0-9+/]+")
+_STRAY_SHARE = 20  # Base64 has at most one stray character in this many; content with more is plain text
+_BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
+_BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
 
 MAX_HTML_CHARS = 500_000
 """Maximum characters of HTML to read: a tree takes about a hundred times the memory of its text."""
@@ -78,6 +57,15 @@ _COMMENT = re.compile(r"<!--.*?(?:--!?>|\Z)", re.DOTALL)
 _PRE = re.compile(r"(<pre(?:\s[^<>]*)?>)(.*?)(?=</pre|\Z)", re.DOTALL | re.IGNORECASE)
 _LINE_END = re.compile(r"<[^<>]*>|\n")
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_EVENT = re.compile(r"^BEGIN:(?:VEVENT|VTODO)\n.*?(?=^END:V(?:EVENT|TODO)|\Z)", re.MULTILINE | re.DOTALL)
+_ALARM = re.compile(r"^BEGIN:VALARM\n.*?^END:VALARM", re.MULTILINE | re.DOTALL)
+_TOLD = re.compile(
+    r'^(SUMMARY|DTSTART|DTEND|DUE|LOCATION|ORGANIZER|DESCRIPTION)((?:;[^":\n]*(?:"[^"\n]*"[^":\n]*)*)?):(.+)$',
+    re.MULTILINE,
+)
+_PARAMETER = re.compile(r';([A-Z]+)="?([^";]*)')
+_ESCAPED = re.compile(r"\\(.)")
+_TIME = re.compile(r"(\d{4})(\d\d)(\d\d)(?:T(\d\d)(\d\d)\d\d(Z?))?")
 _ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IGNORECASE)
 
 
@@ -118,6 +106,31 @@ def _strictly(raw: bytes, codec: str) -> str | None:
         return None
 
 
+def from_base64(body: bytes, defects: list[str]) -> bytes:
+    """Return the content of Base64, with the plain-text footer that a mailing list may have added."""
+    found = _BASE64_LINES.match(body)
+    if found and (footer := body[found.end() :].strip()) and _has_strays(footer):
+        lines = found[1].split()
+        if len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"="):
+            defects.append("bad_encoding")
+            return from_base64(found[1], []).rstrip() + b"\n\n" + footer
+    try:
+        return binascii.a2b_base64(body)
+    except binascii.Error:
+        defects.append("bad_encoding")
+    content = body.replace(b"=", b"")
+    if _has_strays(content):
+        return body
+    letters = _NO_BASE64.sub(b"", content)
+    return binascii.a2b_base64(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
+
+
+def _has_strays(content: bytes) -> bool:
+    """Whether there are more other characters among those of Base64 than a broken line has."""
+    written = b"".join(content.split())
+    return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
+
+
 def enriched_to_text(text: str) -> str:
     """Return the text of ``text/enriched`` (RFC 1896): one line end is a space, and n line ends are n - 1."""
 
@@ -148,6 +161,22 @@ def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
             paragraphs.append([f"{'>' * depth} {shown}" if depth else shown])
         open_depth = depth if flows else None
     return "\n".join(map("".join, paragraphs))
+
+
+def calendar_to_text(text: str) -> str:
+    """Return what the events and tasks of iCalendar (RFC 5545) tell people; the text itself if there are none."""
+    shown = list[str]()
+    for event in _EVENT.findall(text.replace("\n ", "").replace("\n\t", "")):
+        for name, written, value in _TOLD.findall(_ALARM.sub("", event)):
+            parameters = dict(_PARAMETER.findall(written))
+            value = _ESCAPED.sub(lambda found: "\n" if found[1] in "nN" else found[1], value.strip())
+            if time := _TIME.fullmatch(value):
+                zone = " UTC" if time[6] else f" {parameters['TZID']}" if "TZID" in parameters else ""
+                value = "-".join(time.groups()[:3]) + (f" {time[4]}:{time[5]}{zone}" if time[4] else "")
+            shown.append(
+                f"{name.removeprefix('DT').capitalize()}: {' '.join(filter(None, (parameters.get('CN'), value)))}"
+            )
+    return "\n".join(shown) or text
 
 
 def html_to_text(html: str, defects: list[str]) -> str:
