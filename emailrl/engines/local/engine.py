@@ -125,6 +125,7 @@ class TransformersEngine:
                 if new is not None and not schedule.admit(new):
                     break
             for conversation, finish_reason in self._pass():
+                self.passes.remember(conversation)
                 completion = conversation.completion(finish_reason)
                 if (next_turn := begin(conversation.place, ended.add(conversation.place, completion))) is not None:
                     schedule.go_on(conversation, next_turn)

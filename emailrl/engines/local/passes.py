@@ -34,14 +34,17 @@ from transformers import PreTrainedModel
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, LARGE_FROM, PREFILL_TOKENS, blocks_of, merges
 from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask
+from emailrl.engines.local.packed import pack
 from emailrl.model.fused import disable_fused
+from emailrl.model.policy import computes_bf16
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
 from emailrl.model.shard import is_sharded
 
 SAMPLER = "sampler"  # the adapter besides the trainer's
 UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
-AT_ONCE = 6  # as many tokens as fbgemm's kernel for float16 weights multiplies by each it reads; oneDNN's for bf16: 16
-ALIKE = 3  # tokens that a guess's beginning has in common with the end of the conversation
+AT_ONCE = {torch.float32: 6, torch.bfloat16: 12}  # tokens that fbgemm's and oneDNN's kernels multiply in one reading
+ALIKE = 3  # most tokens that a guess's beginning has in common with the end of the conversation
+SAID = 1024  # tokens of the latest completions that are kept for guesses
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many tokens cost as much as one more pass
 
 
@@ -77,9 +80,7 @@ class MergedWeights:
 
     def active(self) -> AbstractContextManager[None]:
         if self.packs and not self._packed:  # here, so that no version is packed that samples nothing
-            for layer in (module for module in self.model.modules() if isinstance(module, nn.Linear)):
-                packed = torch.ops.quantized.linear_prepack_fp16(layer.weight, layer.bias)
-                layer.forward = partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=packed)  # type: ignore[method-assign]
+            pack(self.model)
             self._packed = True
         return nullcontext()  # the engine owns the model
 
@@ -155,8 +156,9 @@ def sampling_weights(model: nn.Module, *, trains: bool = True) -> Weights:
         return SharedWeights(model)
     if trains or size < LARGE_FROM or device_of(base).type != "cpu":
         return MergedWeights(base)
-    packs = base.dtype == torch.float32 and "fbgemm" in torch.backends.quantized.supported_engines
-    return MergedWeights(base, packs=packs, at_once=AT_ONCE if packs or base.dtype == torch.bfloat16 else 1)
+    kernels = {torch.float32: "fbgemm" in torch.backends.quantized.supported_engines, torch.bfloat16: computes_bf16()}
+    packs = kernels.get(base.dtype, False)
+    return MergedWeights(base, packs=packs, at_once=AT_ONCE[base.dtype] if packs else 1)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -301,6 +303,11 @@ class Passes:
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
         self._last_position = max_model_len - 1
+        self._said = ""  # the latest completions of all conversations, as of ``text_of``
+
+    def remember(self, row: Conversation) -> None:
+        """Let conversations guess from a completion that has ended: tool calls are alike."""
+        self._said = (self._said + text_of(row.tokens[-len(row.logprobs) - ALIKE :]))[-SAID:]
 
     def read(self, running: Sequence[Conversation]) -> None:
         """Fill the cache with all tokens but the last, shared prefixes first."""
@@ -359,13 +366,13 @@ class Passes:
         return rows
 
     def _guess(self, row: Conversation, rows: int) -> list[int]:
-        """What followed where the conversation last had its latest tokens, up to a stop token; nothing if the model
-        would take longer over more tokens, or no block is free for them."""
+        """What followed where the conversation or an earlier completion last had its latest tokens, up to a stop token;
+        nothing if the model would take longer over more tokens, or no block is free for them."""
         most = min(self._weights.at_once // rows - 1, row.request.sampling.max_tokens - len(row.logprobs) - 1)
         most = min(most, self._last_position - len(row.tokens))
         if most < 1:
             return []
-        guess = looked_up(row.tokens, most)
+        guess = looked_up(self._said + text_of(row.tokens), most)
         stop = next((place for place, token in enumerate(guess) if token in self._stop_ids), len(guess))
         fits = self._cache.extend(row.blocks, len(row.tokens) + stop, spare=rows)
         return guess[:stop] if fits else []
@@ -384,12 +391,17 @@ class Passes:
         }
 
 
-def looked_up(tokens: Sequence[int], most: int) -> list[int]:
-    """At most ``most`` tokens that followed the latest earlier occurrence of the last ``ALIKE`` ones."""
-    tail, end = tokens[-ALIKE:], len(tokens) - ALIKE
-    starts = (start for start in range(end - 1, -1, -1) if tokens[start : start + ALIKE] == tail)
-    start = next(starts, end) + ALIKE
-    return list(tokens[start : start + most])
+def text_of(tokens: Sequence[int]) -> str:
+    """A character for each token, for fast search."""
+    return "".join(map(chr, tokens))
+
+
+def looked_up(text: str, most: int) -> list[int]:
+    """At most ``most`` tokens that followed the latest earlier occurrence of the last ``ALIKE`` ones, else of fewer."""
+    for alike in range(ALIKE, 0, -1):
+        if (start := text.rfind(text[-alike:], 0, -1)) >= 0:
+            return [ord(token) for token in text[start + alike :][:most]]
+    return []
 
 
 def sample(
