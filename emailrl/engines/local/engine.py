@@ -61,7 +61,7 @@ class TransformersEngine:
         self._cache_bytes = cache_bytes
         self._shape = layers, 2 * layers * heads * width * self.weights.model.dtype.itemsize  # bytes of a token
         self._blocks = 0  # within the budget; the cache's own limit is lowered if memory runs out first
-        self.schedule = Schedule(self.cache, max_rows)
+        self.schedule = Schedule(self.cache, max_rows, keeps=not trains)
         self._tell = cache(report)  # each line once
         self.passes = Passes(self.weights, self.cache, self.stop_ids, self.max_model_len, max_pass_tokens)
 

@@ -208,20 +208,24 @@ class Conversation:
 
 
 class Schedule:
-    """Every conversation that has blocks, or lost them and resumes when enough are free."""
+    """Every conversation that has blocks, or lost them and resumes when enough are free. One that ``keeps`` leaves the
+    last conversation's blocks until the next begins, which may share them."""
 
-    def __init__(self, cache: BlockCache, limit: int) -> None:
-        self.cache, self.limit = cache, limit  # at most ``limit`` concurrent conversations
+    def __init__(self, cache: BlockCache, limit: int, *, keeps: bool) -> None:
+        self.cache, self.limit, self.keeps = cache, limit, keeps  # at most ``limit`` concurrent conversations
+        self.last: list[Conversation] = []
         self.running: list[Conversation] = []  # in arrival order
         self.paused: deque[Conversation] = deque()  # without blocks; they resume in order before new ones start
 
     def admit(self, conversation: Conversation) -> bool:
         """Run a conversation if its tokens fit with one spare block per running one; else pause it. It starts with the
         blocks of the conversation with the longest common prefix; of several, the first."""
-        source = max(self.running, key=partial(blocks_alike, conversation), default=None)
+        source = max(self.running + self.last, key=partial(blocks_alike, conversation), default=None)
         if source is not None and (same := blocks_alike(conversation, source)):
             self.cache.share(source.blocks[:same], conversation.blocks)
-            conversation.held, conversation.source = same * BLOCK, source
+            conversation.held, conversation.source = same * BLOCK, source if self.running else None
+        while self.last:
+            self._forget(self.last.pop())
         if not self.running:  # alone, it ignores a limit lowered after an out-of-memory error
             self.cache.most = max(self.cache.most, blocks_of(len(conversation.tokens)))
         if not self.cache.extend(conversation.blocks, len(conversation.tokens), spare=len(self.running)):
@@ -263,14 +267,17 @@ class Schedule:
         self.running[self.running.index(conversation)] = next_turn
 
     def leave(self, conversation: Conversation) -> None:
-        """Remove a conversation from the running ones, and free its blocks."""
+        """Remove a conversation from the running ones, and free its blocks, or keep them for the next."""
         self.running.remove(conversation)
-        self._forget(conversation)
+        if self.keeps and not self.running:
+            self.last.append(conversation)
+        else:
+            self._forget(conversation)
 
     def clear(self) -> None:
         """Forget every conversation and free the cache, even after an interrupted step."""
-        self.running.clear()
-        self.paused.clear()
+        for conversations in (self.running, self.paused, self.last):
+            conversations.clear()
         self.cache.free()
 
     def _forget(self, conversation: Conversation) -> None:
