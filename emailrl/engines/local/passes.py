@@ -5,10 +5,11 @@ seed and logits, not on the rest of the batch. Small models get a separate copy 
 faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
 accumulate. Large models are used directly, with the version's adapter active while sampling.
 
-A model that only samples, on a CPU, is bound by reading its weights. There float32 layers multiply by float16 weights,
-which hold bf16 ones exactly down to 2⁻¹⁷ and whose products are summed in float32, and conversations guess their next
-tokens by prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding). A pass checks all guesses
-of a conversation at once, and each token is still the one that its logits and uniform number choose."""
+A model that only samples, on a CPU, is bound by reading its weights. There layers multiply by packed copies of them,
+float32 ones by float16 ones, which hold bf16 exactly down to 2⁻¹⁷ and whose products are summed in float32; and
+conversations guess their next tokens by prompt lookup (Saxena 2023,
+https://github.com/apoorvumang/prompt-lookup-decoding), also among what was said before. A pass checks all guesses of a
+conversation at once, and each token is still the one that its logits and uniform number choose."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import copy
 import time
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,12 +33,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.budget import BLOCK, LARGE_FROM, PREFILL_TOKENS, blocks_of, merges
+from emailrl.engines.budget import BLOCK, PREFILL_TOKENS, blocks_of, merges
 from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask
-from emailrl.engines.local.packed import pack
 from emailrl.model.fused import disable_fused
-from emailrl.model.policy import computes_bf16
+from emailrl.model.layout import LARGE_FROM
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
+from emailrl.model.policy import computes_bf16
 from emailrl.model.shard import is_sharded
 
 SAMPLER = "sampler"  # the adapter besides the trainer's
@@ -49,10 +50,10 @@ PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many t
 
 
 class MergedWeights:
-    """A model that shares the frozen base's tensors, except those an adapter changes. With ``packs``, its linear layers
-    multiply by float16 copies of them. ``at_once`` tokens take about as long as one."""
+    """A model that shares the frozen base's tensors, except those an adapter changes. If it reads several tokens
+    ``at_once`` in about the time of one, its linear layers multiply by ``packed`` copies of them."""
 
-    def __init__(self, base: nn.Module, *, packs: bool = False, at_once: int = 1) -> None:
+    def __init__(self, base: nn.Module, *, at_once: int = 1) -> None:
         frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
         disable_fused(self.model)
@@ -62,7 +63,7 @@ class MergedWeights:
                 self.model.set_submodule(name, module.get_base_layer())
         self.model.eval()
         self._frozen: dict[str, Tensor] = {}
-        self.packs, self.at_once, self._packed = packs, at_once, False
+        self.at_once, self._packed = at_once, False
 
     def load(self, path: Path | None) -> None:
         """Compute the version's weights from the frozen ones in float32, rounded once."""
@@ -79,8 +80,9 @@ class MergedWeights:
         self._packed = False
 
     def active(self) -> AbstractContextManager[None]:
-        if self.packs and not self._packed:  # here, so that no version is packed that samples nothing
-            pack(self.model)
+        if self.at_once > 1 and not self._packed:  # here, so that no version is packed that samples nothing
+            for layer in (module for module in self.model.modules() if isinstance(module, nn.Linear)):
+                layer.forward = packed(layer)  # type: ignore[method-assign]
             self._packed = True
         return nullcontext()  # the engine owns the model
 
@@ -147,8 +149,8 @@ Weights = MergedWeights | SharedWeights
 
 
 def sampling_weights(model: nn.Module, *, trains: bool = True) -> Weights:
-    """Separate merged weights for a small model, packed if it never ``trains`` and float32 is read from memory; the
-    model itself for a large, quantized or sharded one."""
+    """Separate merged weights for a small model, packed if it never ``trains`` and its weights are read from memory;
+    the model itself for a large, quantized or sharded one."""
     base = causal_lm(model)
     quantized = getattr(base, "quantization_method", None) is not None
     size = sum(parameter.numel() for parameter in base.parameters())
@@ -157,8 +159,16 @@ def sampling_weights(model: nn.Module, *, trains: bool = True) -> Weights:
     if trains or size < LARGE_FROM or device_of(base).type != "cpu":
         return MergedWeights(base)
     kernels = {torch.float32: "fbgemm" in torch.backends.quantized.supported_engines, torch.bfloat16: computes_bf16()}
-    packs = kernels.get(base.dtype, False)
-    return MergedWeights(base, packs=packs, at_once=AT_ONCE[base.dtype] if packs else 1)
+    return MergedWeights(base, at_once=AT_ONCE[base.dtype] if kernels.get(base.dtype) else 1)
+
+
+def packed(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """What ``layer`` computes, from a copy of its weights in the layout that a CPU multiplies."""
+    if layer.weight.dtype == torch.float32:
+        half = torch.ops.quantized.linear_prepack_fp16(layer.weight, layer.bias)
+        return partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=half)
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
+    return lambda states: torch.ops.mkldnn._linear_pointwise(states, weight, layer.bias, "none", [], "")
 
 
 def device_of(model: nn.Module) -> torch.device:
