@@ -219,10 +219,8 @@ def block_attention(
             if heads > kv_heads and not on_cpu:  # whose kernel shares keys among heads by itself
                 asked = asked.reshape(len(keys), kv_heads, -1, head_dim)
                 masked = masked.repeat(1, 1, heads // kv_heads, 1)
-            keys_seen, values_seen = keys[:, :, seen], values[:, :, seen]
-            found = scaled_dot_product_attention(
-                asked, keys_seen, values_seen, attn_mask=masked, scale=scaling, enable_gqa=on_cpu
-            )
+            window = keys[:, :, seen], values[:, :, seen]
+            found = scaled_dot_product_attention(asked, *window, attn_mask=masked, scale=scaling, enable_gqa=on_cpu)
             pieces.append(found.reshape(len(keys), heads, end - start, -1))
         outs.append(torch.cat(pieces, dim=2))
     return torch.cat(outs).transpose(1, 2).contiguous(), None

@@ -320,7 +320,7 @@ class Passes:
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
         self._last_position = max_model_len - 1
-        self._said = ""  # the latest completions of all conversations, as of ``text_of``
+        self._said = ""  # the latest completions, as of ``text_of``
 
     def remember(self, row: Conversation) -> None:
         """Let conversations guess from a completion that has ended: tool calls are alike."""
