@@ -31,9 +31,9 @@ class InProcess:
     ) -> None:
         self.weights, self.config = weights, weights.model.config.get_text_config()
         self.stop_ids = frozenset(stop_ids) | generation_stop_ids(weights.model)
-        own = int(self.config.max_position_embeddings)
-        self.max_model_len = min(max_model_len or own, own)
-        self.version, self.adapter_sha256, self.steps = "", None, 0
+        self.max_model_len = min(filter(None, (max_model_len, int(self.config.max_position_embeddings))))
+        self.version, self.steps = "", 0
+        self.adapter_sha256: str | None = None
         self.device, self._cache_bytes = device_of(weights.model), cache_bytes
         self._tell = cache(report)  # each line once
 
