@@ -36,15 +36,7 @@ from emailrl.base.install import how, requirements
 from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
 from emailrl.cli.output import near, print_json, print_next, result_console, say
-from emailrl.model.resolve import (
-    SMOL,
-    SMOL_BASE,
-    check_source,
-    find_converted,
-    find_local,
-    how_to_install,
-    in_hub_cache,
-)
+from emailrl.model.resolve import SMOL, SMOL_BASE, find_converted, find_source, how_to_install, is_at_hand
 from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
 Status = Literal["ok", "note", "missing", "broken"]
@@ -208,7 +200,7 @@ def _hardware(model: ModelSettings, output_dir: Path) -> Iterable[Check]:
 
 def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
     """The model of the settings; smol's converted copy in the cache, or the base that the first use converts."""
-    from huggingface_hub import is_offline_mode, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
     name = model.name
     if name == "nano" or (name not in (SMOL, SMOL_BASE) and Path(name).is_dir()):
@@ -218,21 +210,16 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
         found = f"{name}, {'in the hub cache' if cached else 'downloaded from the hub on first use'}"
         if has_gpu:
             return Check("model", "ok", found)
-        return Check("model", "note", found, "Without a GPU, use --model smol, or nano for the demo mailbox.")
+        smol = SMOL if is_at_hand(SMOL, model.smol_base) else f"{SMOL} (first: {how_to_install()})"
+        return Check("model", "note", found, f"Without a GPU, use --model nano for the demo mailbox, else {smol}.")
     try:
         if converted := find_converted(name, model.smol_base):
             return Check("model", "ok", f"{name}, converted in {converted}")
-        if source := find_local(model.smol_base):
-            check_source(source)
-            return Check("model", "ok", f"{name} from {source.origin}, converted on first use")
+        source = find_source(model.smol_base, fetch=False)
     except EmailRLError as error:
         return Check("model", "missing", error.message, error.hint)
-    is_cached = in_hub_cache()
-    if not is_cached and is_offline_mode():
-        found = f"{name}, not on this machine, and HF_HUB_OFFLINE is set"
-        return Check("model", "missing", found, f"Run: {how_to_install()}")
-    found = f"{name}, {'in the hub cache' if is_cached else 'downloaded from the hub on first use (270 MB)'}"
-    return Check("model", "ok", found, f"Without the hub, run: {how_to_install()}")
+    hint = f"Without the hub, run: {how_to_install()}" if source.from_hub else ""
+    return Check("model", "ok", f"{name} from {source.origin}, converted on first use", hint)
 
 
 def _data(db: Path, questions: Path | None) -> Iterable[Check]:

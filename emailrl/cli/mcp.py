@@ -18,6 +18,7 @@ from typing import Annotated
 
 from typer import Option
 
+from emailrl.base.errors import UsageError
 from emailrl.cli.options import Checkpoint, Host, Inbox, Overrides, Port, Trust, setting_options
 from emailrl.cli.output import say
 
@@ -44,6 +45,8 @@ def mcp(
     from emailrl.questions.inbox import find_inbox
     from emailrl.settings import load_settings
 
+    if not http and (host, port) != ("127.0.0.1", 8766):
+        raise UsageError("--host and --port need --http.", "Add --http, or leave them out.")
     settings = load_settings(overrides, trust=trust)
     own = find_inbox(settings.store.db, inbox)
     agent = settings.agent.model_copy(update={"show_names": True})  # as people search; ART-E's is for training

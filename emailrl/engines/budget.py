@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from emailrl.model.layout import LARGE_FROM
+
 if TYPE_CHECKING:
     from emailrl.settings import AgentSettings, VllmSettings
 
@@ -15,9 +17,7 @@ FREE_SHARE: Final = {"cpu": 0.5, "cuda": 0.8}
 Activations need the rest; so do other programs on a CPU."""
 PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
 """Maximum tokens per prefill pass, padding included: what the caches hold on a CPU, what saturates a GPU."""
-LARGE_FROM: Final = 50_000_000
-"""Parameter count above which a CPU gains nothing from more than ``LARGE_ROWS_ON_CPU`` concurrent conversations."""
-LARGE_ROWS_ON_CPU: Final = 16
+LARGE_ROWS_ON_CPU: Final = 16  # conversations at once from which a CPU gains nothing with a model of ``LARGE_FROM``
 ROWS_PER_SERVER: Final = 256
 """Concurrent conversations of a vLLM server, which has its GPUs to itself, unless MAX_BATCH_TRAJECTORIES is set. One of
 4B on an H200 sampled 6,700 tokens/s for 48 of them, 12,300 for 192 and 15,500 for 384

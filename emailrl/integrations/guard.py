@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import hmac
 import json
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any
+
+import uvicorn
 
 from emailrl.base import plain
 from emailrl.base.errors import UsageError
@@ -54,10 +57,6 @@ class Guard:
 
 def listen(app: App, host: str, port: int, what: str) -> None:
     """Serve ``app``, and say ``what``, until Ctrl-C, a normal end, or SIGTERM; UsageError for an unusable address."""
-    import socket
-
-    import uvicorn
-
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

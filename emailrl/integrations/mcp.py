@@ -58,16 +58,16 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
     functions = {schema["function"]["name"]: schema["function"] for schema in schemas} | {"ask": ASK}
     functions["search_emails"]["description"] += NAMED
     names = [name for name in OUTPUTS if name != "ask" or ask is not None]
-    one_at_a_time = asyncio.Lock()
+    looks, tools = types.ToolAnnotations(read_only_hint=True, open_world_hint=False), list[types.Tool]()
+    for name in names:
+        gives = {"type": "object", "properties": OUTPUTS[name], "required": list(OUTPUTS[name])}
+        does, takes = functions[name]["description"], functions[name]["parameters"]
+        tool = types.Tool(name=name, description=does, input_schema=takes, output_schema=gives, annotations=looks)
+        tools.append(tool)
+    one_at_a_time, listed = asyncio.Lock(), types.ListToolsResult(tools=tools)
 
     async def list_tools(context: Any, parameters: Any) -> types.ListToolsResult:
-        hints, tools = types.ToolAnnotations(read_only_hint=True, open_world_hint=False), list[types.Tool]()
-        for name in names:
-            gives = {"type": "object", "properties": OUTPUTS[name], "required": list(OUTPUTS[name])}
-            told, takes = functions[name]["description"], functions[name]["parameters"]
-            named = {"name": name, "description": told}
-            tools.append(types.Tool(**named, input_schema=takes, output_schema=gives, annotations=hints))
-        return types.ListToolsResult(tools=tools)
+        return listed
 
     async def call(context: Any, parameters: types.CallToolRequestParams) -> types.CallToolResult:
         name, arguments = parameters.name, parameters.arguments or {}

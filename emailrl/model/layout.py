@@ -22,6 +22,7 @@ SHARE_FOR_BASE: Final = 0.7
 """Share of GPU memory for the base weights beyond which SHARD=auto spreads them over the host's GPUs."""
 SHARE_FOR_KEPT: Final = 0.9  # of free memory for kept states; the rest is for fragmentation and the loss
 GPU_SIZED: Final = 4e9  # parameter count above which a CPU is too slow to be useful, regardless of memory
+LARGE_FROM: Final = 50_000_000  # parameter count from which sampling on a CPU is bound by reading weights
 _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 

@@ -41,8 +41,6 @@ from emailrl.model.unsloth_backend import check_unsloth, load_unsloth, prepare_u
 from emailrl.settings import ModelSettings, PolicySettings, TrainingSettings
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-BF16_FROM = 50_000_000
-"""Parameter count from which a sampling-only model uses bf16 on a CPU: it is bound by reading weights."""
 _REMEDY = "Use --model nano or smol on this machine, or a machine with a GPU."
 VALUE_HEAD_FILE = "value_head.safetensors"
 
@@ -161,8 +159,8 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device, *, sampled_parameters: int = 0) -> torch.dtype:
     """The named dtype, or for ``auto`` bf16 on a GPU and fp32 on a CPU. A model that only samples, of
-    ``sampled_parameters``, takes bf16 on a CPU with instructions for it too, if it has ``BF16_FROM`` or more."""
-    if name == "auto" and device.type == "cpu" and sampled_parameters >= BF16_FROM and computes_bf16():
+    ``sampled_parameters``, takes bf16 on a CPU with instructions for it too, if it has ``LARGE_FROM`` or more."""
+    if name == "auto" and device.type == "cpu" and sampled_parameters >= layout.LARGE_FROM and computes_bf16():
         return torch.bfloat16
     return DTYPES[layout.dtype_name(name, on_gpu=device.type == "cuda")]
 

@@ -227,9 +227,9 @@ def cached_folder(name: str, identity: str) -> Path:
 _hash_of = cache(sha256_of)
 
 
-def find_source(given: Path | None) -> Source:
-    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary. Raises EmailRLError as
-    ``check_source`` does, or if there is no base and the hub cannot be reached. Nothing heavy is imported."""
+def find_source(given: Path | None, *, fetch: bool = True) -> Source:
+    """The base that ``find_local`` finds, else the hub's, which is downloaded if necessary and if ``fetch``. Raises
+    EmailRLError if there is no base and the hub cannot be reached, or no reader for it. Nothing heavy is imported."""
     source = find_local(given)
     if source is None:
         import httpx
@@ -240,6 +240,8 @@ def find_source(given: Path | None) -> Source:
         missing = "SmolLM2-135M-Instruct, the base of smol, is not on this machine, and"
         if folder is None and is_offline_mode():
             raise EmailRLError(f"{missing} HF_HUB_OFFLINE is set.", f"Run: {how_to_install()}")
+        if folder is None and not fetch:
+            return Source(Path(), f"the hub's {HUB_NAME}, downloaded (270 MB)", "", from_hub=True)
         if folder is None:
             go_offline_if_unreachable()
             try:
@@ -252,7 +254,8 @@ def find_source(given: Path | None) -> Source:
                 raise EmailRLError(f"{missing} the hub cannot be reached.", f"Run: {how_to_install()}") from error
         remedy = f"Delete {folder.parents[1]}: the next run downloads the model again."
         source = Source(folder / "model.safetensors", f"the hub's {HUB_NAME}", remedy, from_hub=True)
-    check_source(source)
+    if source.weights.suffix == ".gguf":
+        install.need("gguf", f"Reading {source.weights.name}")
     return source
 
 
@@ -274,12 +277,6 @@ def find_local(given: Path | None) -> Source | None:
         raise UsageError(f"SMOL_BASE is {given}, which has neither a .gguf file nor a model.safetensors.", hint)
     remedy = f"Copy the model into {given} again, or unset SMOL_BASE and run: {how_to_install()}"
     return Source(weights, f"the folder {given}", remedy)
-
-
-def check_source(source: Source) -> None:
-    """Raise EmailRLError if this machine has no reader for the weights."""
-    if source.weights.suffix == ".gguf":
-        install.need("gguf", f"Reading {source.weights.name}")
 
 
 def in_hub_cache() -> Path | None:

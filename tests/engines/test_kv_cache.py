@@ -68,7 +68,7 @@ def test_blocks_are_taken_shared_and_given_back() -> None:
 def test_who_pauses_goes_on_in_order_before_anyone_new() -> None:
     cache = BlockCache(1, 1)
     cache.most = 7
-    schedule = Schedule(cache, 4)
+    schedule = Schedule(cache, 4, keeps=False)
     first, second, third, fourth = (Conversation(request) for request in requests(30, 31, 32, 60))
     assert all(schedule.admit(each) for each in (first, second, third))
     assert not schedule.admit(fourth)  # of the four free blocks it needs two, and the others may soon need three

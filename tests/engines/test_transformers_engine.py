@@ -111,8 +111,8 @@ Reading = Callable[..., tuple[TransformersEngine, list[int]]]
 def reading(model: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Reading:
     """An engine, and the number of tokens, padding left out, that each of its passes over prompts reads."""
 
-    def make(max_rows: int = 8) -> tuple[TransformersEngine, list[int]]:
-        engine, read = TransformersEngine(model, [STOP], max_rows=max_rows), list[int]()
+    def make(max_rows: int = 8, trains: bool = True) -> tuple[TransformersEngine, list[int]]:
+        engine, read = TransformersEngine(model, [STOP], max_rows=max_rows, trains=trains), list[int]()
         original = engine.passes.read_shortest
 
         def counting(unread: list[Conversation]) -> None:
@@ -281,7 +281,28 @@ def linear(model: torch.nn.Module) -> list[torch.nn.Linear]:
 
 
 def test_a_guess_is_what_followed_the_latest_occurrence() -> None:
-    assert passes.looked_up([1, 2, 3, 4, 1, 2, 3, 5, 6, 1, 2, 3], 3) == [5, 6, 1]
-    assert passes.looked_up([1, 2, 3, 4, 1, 2, 9], 3) == []
-    assert passes.looked_up([7, 7, 7, 7], 3) == [7]
-    assert passes.looked_up([7, 7], 3) == []
+    def looked_up(*tokens: int) -> list[int]:
+        return passes.looked_up(passes.text_of(tokens), 3)
+
+    assert looked_up(1, 2, 3, 4, 1, 2, 3, 5, 6, 7, 2, 3, 1, 2, 3) == [5, 6, 7]  # of three; of two it is 1, 2, 3
+    assert looked_up(1, 2, 3, 9, 2, 4, 7, 2) == [4, 7, 2]
+    assert looked_up(1, 2, 3, 4, 1, 2, 9) == looked_up(7) == []
+    assert looked_up(7, 7, 7, 7) == looked_up(7, 7) == [7]
+
+
+def test_what_was_said_before_is_guessed_and_a_known_beginning_not_read_again(
+    model: Qwen3ForCausalLM, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "LARGE_FROM", 0)
+    engine, read = reading(trains=False)
+    first, other = (Request(f"{i}", SamplingParams(24, 0.0), [*prompt(0, 70), 2 + i]) for i in range(2))
+    (once,), steps = engine.generate([first]), engine.steps
+    (twice,) = engine.generate([first])
+    assert twice.token_ids == once.token_ids and twice.logprobs == pytest.approx(once.logprobs, abs=1e-4)
+    assert engine.steps - steps < steps / 2
+    (alone,), (after,) = reading(trains=False)[0].generate([other]), engine.generate([other])
+    assert after.token_ids == alone.token_ids and after.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+    assert read == [70, 6, 6]  # two blocks are kept
+    engine.release()
+    engine.generate([first])
+    assert read[3:] == [70]

@@ -300,7 +300,7 @@ def test_larger_models_sample_in_bf16_on_a_cpu_that_computes_in_it(
         (10**8, True, torch.float32), (1000, True, torch.bfloat16), (1000, False, torch.float32),
     ):  # fmt: skip
         monkeypatch.setattr(load, "computes_bf16", lambda computes=computes: computes)
-        monkeypatch.setattr(load, "BF16_FROM", smallest)
+        monkeypatch.setattr(load.layout, "LARGE_FROM", smallest)
         for trainable, dtype in ((False, sampled), (True, torch.float32)):
             policy = loaded(tiny_model, model={"device": "cpu"}, trainable=trainable)
             assert policy.model.dtype == policy.dtype == dtype

@@ -2,8 +2,9 @@
 https://arxiv.org/abs/2309.06180) in plain torch. Per layer the keys are ``[blocks, kv_heads, BLOCK, head_dim]``, the
 values likewise; a conversation's table names its blocks in order, and common prefixes share blocks. Attention gets the
 blocks of rows of similar length gathered together, one layer at a time; the caller's mask hides what lies past a row's
-tokens. transformers repeats keys and values once per query head if there is a mask: here the heads that share a key
-head are folded into the query length instead, which copies nothing that grows with the conversation."""
+tokens. transformers repeats keys and values once per query head if there is a mask: here the kernel shares them on a
+CPU, and elsewhere the heads that share a key head are folded into the query length, which copies nothing that grows
+with the conversation."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Gathered = Iterator[Tensor]
 PADDING = {"cpu": 32, "cuda": 8192}  # most in rows gathered together: so many tokens cost as much as one more call
 TOGETHER = {"cpu": 1024, "cuda": 1 << 30}  # most tokens gathered: on a CPU, what its cache holds until they are read
 ATTENTION = "emailrl_blocks"  # transformers' name for ``block_attention``
-QUERY_BLOCK = 64
+QUERY_BLOCK = 256
 """Queries per attention block on a CPU. Each block attends only as far as its last query may see; with a mask, the
 kernel would compute the masked half too."""
 
@@ -207,20 +208,19 @@ def block_attention(
     """``query`` [rows, heads, new, head_dim] over groups of successive rows, each with its own window. ``key`` and
     ``value`` are those groups, [rows, kv_heads, window, head_dim]; ``mask``, [rows, 1, new, longest window], is
     added to the scores. Returns [rows, new, heads, head_dim]."""
-    outs, begun, (heads, new, head_dim) = [], 0, query.shape[1:]
-    block = QUERY_BLOCK if query.device.type == "cpu" else new
+    outs, begun, (heads, new, head_dim), on_cpu = [], 0, query.shape[1:], query.device.type == "cpu"
+    block = QUERY_BLOCK if on_cpu else new
     for keys, values in zip(key, value, strict=True):
         rows, kv_heads, pieces = slice(begun, begun := begun + len(keys)), keys.shape[1], []
         for start in range(0, new, block):
             end = min(start + block, new)
             seen = slice(keys.shape[2] - new + end)  # no query of this block looks further in any row
-            # The query heads of one key head are folded into the query dimension.
             asked, masked = query[rows, :, start:end], mask[rows, :, start:end, seen]
-            if heads > kv_heads:
+            if heads > kv_heads and not on_cpu:  # whose kernel shares keys among heads by itself
                 asked = asked.reshape(len(keys), kv_heads, -1, head_dim)
                 masked = masked.repeat(1, 1, heads // kv_heads, 1)
-            keys_seen, values_seen = keys[:, :, seen], values[:, :, seen]
-            found = scaled_dot_product_attention(asked, keys_seen, values_seen, attn_mask=masked, scale=scaling)
+            window = keys[:, :, seen], values[:, :, seen]
+            found = scaled_dot_product_attention(asked, *window, attn_mask=masked, scale=scaling, enable_gqa=on_cpu)
             pieces.append(found.reshape(len(keys), heads, end - start, -1))
         outs.append(torch.cat(pieces, dim=2))
     return torch.cat(outs).transpose(1, 2).contiguous(), None

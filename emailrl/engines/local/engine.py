@@ -18,12 +18,44 @@ from emailrl.checkpoints import WEIGHTS, sha256_of
 from emailrl.engines.base import Advance, Completion, Ended, Request, report
 from emailrl.engines.budget import BLOCK, FREE_SHARE, blocks_of, blocks_within, gib_for
 from emailrl.engines.local.cache import ATTENTION, BlockCache
-from emailrl.engines.local.passes import Conversation, Passes, Schedule, device_of, sampling_weights
+from emailrl.engines.local.passes import Conversation, Passes, Schedule, Weights, device_of, sampling_weights
 from emailrl.model.layout import free_memory
 from emailrl.model.lora import has_full_attention
 
 
-class TransformersEngine:
+class InProcess:
+    """What the engines of this process share: the weights of a version, and what bounds a conversation."""
+
+    def __init__(
+        self, weights: Weights, stop_ids: Collection[int], max_model_len: int | None, cache_bytes: int | None
+    ) -> None:
+        self.weights, self.config = weights, weights.model.config.get_text_config()
+        self.stop_ids = frozenset(stop_ids) | generation_stop_ids(weights.model)
+        self.max_model_len = min(filter(None, (max_model_len, int(self.config.max_position_embeddings))))
+        self.version, self.steps = "", 0
+        self.adapter_sha256: str | None = None
+        self.device, self._cache_bytes = device_of(weights.model), cache_bytes
+        self._tell = cache(report)  # each line once
+
+    def load_adapter(self, path: Path | None, version: str) -> None:
+        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache. On
+        failure the previous version stays loaded."""
+        self.release()
+        self.weights.load(path)
+        self.version, self.adapter_sha256 = version, None if path is None else sha256_of(path / WEIGHTS)
+
+    def release(self) -> None:
+        """Free the cache; the model belongs to the policy."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.release()
+
+    def resume(self) -> None:
+        """Do nothing: the cache grows with the next requests."""
+
+
+class TransformersEngine(InProcess):
     """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
     sets a version. ``stop_ids`` end a completion, as do those of the model's generation config. At most
     ``max_rows`` conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens``
@@ -43,48 +75,27 @@ class TransformersEngine:
         cache_bytes: int | None = None,
         trains: bool = True,
     ) -> None:
-        self.weights = sampling_weights(model, trains=trains)
-        self._config = config = self.weights.model.config.get_text_config()
+        super().__init__(sampling_weights(model, trains=trains), stop_ids, max_model_len, cache_bytes)
+        config = self.config
         if not has_full_attention(model):
             needed = "Batches in process need full attention in every layer"
             raise EmailRLError(f"{needed}, which {config.model_type} does not have.", "Use --engine vllm.")
-        self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self.weights.model)
-        own = int(config.max_position_embeddings)
-        self.max_model_len = min(max_model_len or own, own)
-        self.version = ""
-        self.adapter_sha256: str | None = None
-        self.steps = 0
         layers, heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", None)
         heads = heads or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.cache = BlockCache(layers, heads)
-        self._cache_bytes = cache_bytes
         self._shape = layers, 2 * layers * heads * width * self.weights.model.dtype.itemsize  # bytes of a token
         self._blocks = 0  # within the budget; the cache's own limit is lowered if memory runs out first
-        self.schedule = Schedule(self.cache, max_rows)
-        self._tell = cache(report)  # each line once
+        self.schedule = Schedule(self.cache, max_rows, keeps=not trains)
         self.passes = Passes(self.weights, self.cache, self.stop_ids, self.max_model_len, max_pass_tokens)
 
-    def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on, and drop the KV cache. On
-        failure the previous version stays loaded."""
-        self.release()
-        self.weights.load(path)
-        self.version, self.adapter_sha256 = version, None if path is None else sha256_of(path / WEIGHTS)
-
     def release(self) -> None:
-        """Free the cache; the model belongs to the policy."""
         self.schedule.clear()
-
-    close = release
-
-    def resume(self) -> None:
-        """Do nothing: the cache grows with the next requests."""
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a single trajectory."""
         ended = Ended(advance, self.version, self.adapter_sha256)
-        device, attention = device_of(self.weights.model), self._config._attn_implementation
+        device, attention = self.device, self.config._attn_implementation
         if len(self.cache.users) == 1:  # no block is in memory
             budget = self._cache_bytes or FREE_SHARE[device.type] * free_memory(device)
             self.cache.most = self._blocks = blocks_within(budget, *self._shape)
@@ -94,14 +105,14 @@ class TransformersEngine:
                 hint = f"{enough} holds a context of {self.max_model_len}; a smaller model leaves more room."
                 raise EmailRLError(f"A prompt of {tokens} tokens does not fit: the KV cache holds {self.window}.", hint)
         try:
-            self._config._attn_implementation = ATTENTION
+            self.config._attn_implementation = ATTENTION
             with torch.inference_mode(), self.weights.active():
                 self._run(deque(enumerate(requests)), ended)
         except BaseException:
             self.schedule.clear()  # an interrupted step leaves rows and tables half-written
             raise
         finally:
-            self._config._attn_implementation = attention
+            self.config._attn_implementation = attention
         return ended.completions()
 
     @property
@@ -125,6 +136,7 @@ class TransformersEngine:
                 if new is not None and not schedule.admit(new):
                     break
             for conversation, finish_reason in self._pass():
+                self.passes.remember(conversation)
                 completion = conversation.completion(finish_reason)
                 if (next_turn := begin(conversation.place, ended.add(conversation.place, completion))) is not None:
                     schedule.go_on(conversation, next_turn)
@@ -166,7 +178,7 @@ class TransformersEngine:
             schedule.running[-1].rewind()
             schedule.pause()
         cache.free()
-        if device_of(self.weights.model).type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
         if ran == 1 and not unused:
             hint = "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true."

@@ -5,10 +5,11 @@ seed and logits, not on the rest of the batch. Small models get a separate copy 
 faster than base plus adapter: every version is W₀ + scale · B·A recomputed from the frozen W₀, so errors do not
 accumulate. Large models are used directly, with the version's adapter active while sampling.
 
-A model that only samples, on a CPU, is bound by reading its weights. There float32 layers multiply by float16 weights,
-which hold bf16 ones exactly down to 2⁻¹⁷ and whose products are summed in float32, and conversations guess their next
-tokens by prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding). A pass checks all guesses
-of a conversation at once, and each token is still the one that its logits and uniform number choose."""
+A model that only samples, on a CPU, is bound by reading its weights. There layers multiply by packed copies of them,
+float32 ones by float16 ones, which hold bf16 exactly down to 2⁻¹⁷ and whose products are summed in float32; and
+conversations guess their next tokens by prompt lookup (Saxena 2023,
+https://github.com/apoorvumang/prompt-lookup-decoding), also among what was said before. A pass checks all guesses of a
+conversation at once, and each token is still the one that its logits and uniform number choose."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import copy
 import time
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,24 +33,27 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from emailrl.engines.base import Completion, Request, SamplingParams
-from emailrl.engines.budget import BLOCK, LARGE_FROM, PREFILL_TOKENS, blocks_of, merges
+from emailrl.engines.budget import BLOCK, PREFILL_TOKENS, blocks_of, merges
 from emailrl.engines.local.cache import BlockCache, Filled, Table, causal_mask
 from emailrl.model.fused import disable_fused
+from emailrl.model.layout import LARGE_FROM
 from emailrl.model.lora import PlainLora, causal_lm, read_plain_lora
+from emailrl.model.policy import computes_bf16
 from emailrl.model.shard import is_sharded
 
 SAMPLER = "sampler"  # the adapter besides the trainer's
 UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
-AT_ONCE = 6  # as many tokens as fbgemm's kernel for float16 weights multiplies by each it reads; oneDNN's for bf16: 16
-ALIKE = 3  # tokens that a guess's beginning has in common with the end of the conversation
+AT_ONCE = {torch.float32: 6, torch.bfloat16: 12}  # tokens that fbgemm's and oneDNN's kernels multiply in one reading
+ALIKE = 3  # most tokens that a guess's beginning has in common with the end of the conversation
+SAID = 1024  # tokens of the latest completions that are kept for guesses
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many tokens cost as much as one more pass
 
 
 class MergedWeights:
-    """A model that shares the frozen base's tensors, except those an adapter changes. With ``packs``, its linear layers
-    multiply by float16 copies of them. ``at_once`` tokens take about as long as one."""
+    """A model that shares the frozen base's tensors, except those an adapter changes. If it reads several tokens
+    ``at_once`` in about the time of one, its linear layers multiply by ``packed`` copies of them."""
 
-    def __init__(self, base: nn.Module, *, packs: bool = False, at_once: int = 1) -> None:
+    def __init__(self, base: nn.Module, *, at_once: int = 1) -> None:
         frozen = {id(tensor): tensor for tensor in (*base.parameters(), *base.buffers())}
         self.model: PreTrainedModel = copy.deepcopy(base, frozen)  # type: ignore[assignment]
         disable_fused(self.model)
@@ -59,7 +63,7 @@ class MergedWeights:
                 self.model.set_submodule(name, module.get_base_layer())
         self.model.eval()
         self._frozen: dict[str, Tensor] = {}
-        self.packs, self.at_once, self._packed = packs, at_once, False
+        self.at_once, self._packed = at_once, False
 
     def load(self, path: Path | None) -> None:
         """Compute the version's weights from the frozen ones in float32, rounded once."""
@@ -76,10 +80,9 @@ class MergedWeights:
         self._packed = False
 
     def active(self) -> AbstractContextManager[None]:
-        if self.packs and not self._packed:  # here, so that no version is packed that samples nothing
+        if self.at_once > 1 and not self._packed:  # here, so that no version is packed that samples nothing
             for layer in (module for module in self.model.modules() if isinstance(module, nn.Linear)):
-                packed = torch.ops.quantized.linear_prepack_fp16(layer.weight, layer.bias)
-                layer.forward = partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=packed)  # type: ignore[method-assign]
+                vars(layer)["forward"] = packed(layer)  # instead of its class's
             self._packed = True
         return nullcontext()  # the engine owns the model
 
@@ -146,8 +149,8 @@ Weights = MergedWeights | SharedWeights
 
 
 def sampling_weights(model: nn.Module, *, trains: bool = True) -> Weights:
-    """Separate merged weights for a small model, packed if it never ``trains`` and float32 is read from memory; the
-    model itself for a large, quantized or sharded one."""
+    """Separate merged weights for a small model, packed if it never ``trains`` and its weights are read from memory;
+    the model itself for a large, quantized or sharded one."""
     base = causal_lm(model)
     quantized = getattr(base, "quantization_method", None) is not None
     size = sum(parameter.numel() for parameter in base.parameters())
@@ -155,8 +158,17 @@ def sampling_weights(model: nn.Module, *, trains: bool = True) -> Weights:
         return SharedWeights(model)
     if trains or size < LARGE_FROM or device_of(base).type != "cpu":
         return MergedWeights(base)
-    packs = base.dtype == torch.float32 and "fbgemm" in torch.backends.quantized.supported_engines
-    return MergedWeights(base, packs=packs, at_once=AT_ONCE if packs or base.dtype == torch.bfloat16 else 1)
+    kernels = {torch.float32: "fbgemm" in torch.backends.quantized.supported_engines, torch.bfloat16: computes_bf16()}
+    return MergedWeights(base, at_once=AT_ONCE[base.dtype] if kernels.get(base.dtype) else 1)
+
+
+def packed(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """What ``layer`` computes, from a copy of its weights in the layout that a CPU multiplies."""
+    if layer.weight.dtype == torch.float32:
+        half = torch.ops.quantized.linear_prepack_fp16(layer.weight, layer.bias)
+        return partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=half)
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
+    return lambda states: torch.ops.mkldnn._linear_pointwise(states, weight, layer.bias, "none", [], "")
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -206,20 +218,24 @@ class Conversation:
 
 
 class Schedule:
-    """Every conversation that has blocks, or lost them and resumes when enough are free."""
+    """Every conversation that has blocks, or lost them and resumes when enough are free. One that ``keeps`` leaves the
+    last conversation's blocks until the next begins, which may share them."""
 
-    def __init__(self, cache: BlockCache, limit: int) -> None:
-        self.cache, self.limit = cache, limit  # at most ``limit`` concurrent conversations
+    def __init__(self, cache: BlockCache, limit: int, *, keeps: bool) -> None:
+        self.cache, self.limit, self.keeps = cache, limit, keeps  # at most ``limit`` concurrent conversations
+        self.last: list[Conversation] = []
         self.running: list[Conversation] = []  # in arrival order
         self.paused: deque[Conversation] = deque()  # without blocks; they resume in order before new ones start
 
     def admit(self, conversation: Conversation) -> bool:
         """Run a conversation if its tokens fit with one spare block per running one; else pause it. It starts with the
         blocks of the conversation with the longest common prefix; of several, the first."""
-        source = max(self.running, key=partial(blocks_alike, conversation), default=None)
+        source = max(self.running + self.last, key=partial(blocks_alike, conversation), default=None)
         if source is not None and (same := blocks_alike(conversation, source)):
             self.cache.share(source.blocks[:same], conversation.blocks)
-            conversation.held, conversation.source = same * BLOCK, source
+            conversation.held, conversation.source = same * BLOCK, source if self.running else None
+        while self.last:
+            self._forget(self.last.pop())
         if not self.running:  # alone, it ignores a limit lowered after an out-of-memory error
             self.cache.most = max(self.cache.most, blocks_of(len(conversation.tokens)))
         if not self.cache.extend(conversation.blocks, len(conversation.tokens), spare=len(self.running)):
@@ -261,14 +277,17 @@ class Schedule:
         self.running[self.running.index(conversation)] = next_turn
 
     def leave(self, conversation: Conversation) -> None:
-        """Remove a conversation from the running ones, and free its blocks."""
+        """Remove a conversation from the running ones, and free its blocks, or keep them for the next."""
         self.running.remove(conversation)
-        self._forget(conversation)
+        if self.keeps and not self.running:
+            self.last.append(conversation)
+        else:
+            self._forget(conversation)
 
     def clear(self) -> None:
         """Forget every conversation and free the cache, even after an interrupted step."""
-        self.running.clear()
-        self.paused.clear()
+        for conversations in (self.running, self.paused, self.last):
+            conversations.clear()
         self.cache.free()
 
     def _forget(self, conversation: Conversation) -> None:
@@ -301,6 +320,11 @@ class Passes:
         self._prefill_tokens = max_pass_tokens or PREFILL_TOKENS[device]
         self._pass_tokens = PASS_TOKENS[device]
         self._last_position = max_model_len - 1
+        self._said = ""  # the latest completions, as of ``text_of``
+
+    def remember(self, row: Conversation) -> None:
+        """Let conversations guess from a completion that has ended: tool calls are alike."""
+        self._said = (self._said + text_of(row.tokens[-len(row.logprobs) - ALIKE :]))[-SAID:]
 
     def read(self, running: Sequence[Conversation]) -> None:
         """Fill the cache with all tokens but the last, shared prefixes first."""
@@ -359,13 +383,13 @@ class Passes:
         return rows
 
     def _guess(self, row: Conversation, rows: int) -> list[int]:
-        """What followed where the conversation last had its latest tokens, up to a stop token; nothing if the model
-        would take longer over more tokens, or no block is free for them."""
+        """What followed where the conversation or an earlier completion last had its latest tokens, up to a stop token;
+        nothing if the model would take longer over more tokens, or no block is free for them."""
         most = min(self._weights.at_once // rows - 1, row.request.sampling.max_tokens - len(row.logprobs) - 1)
         most = min(most, self._last_position - len(row.tokens))
         if most < 1:
             return []
-        guess = looked_up(row.tokens, most)
+        guess = looked_up(self._said + text_of(row.tokens), most)
         stop = next((place for place, token in enumerate(guess) if token in self._stop_ids), len(guess))
         fits = self._cache.extend(row.blocks, len(row.tokens) + stop, spare=rows)
         return guess[:stop] if fits else []
@@ -384,12 +408,17 @@ class Passes:
         }
 
 
-def looked_up(tokens: Sequence[int], most: int) -> list[int]:
-    """At most ``most`` tokens that followed the latest earlier occurrence of the last ``ALIKE`` ones."""
-    tail, end = tokens[-ALIKE:], len(tokens) - ALIKE
-    starts = (start for start in range(end - 1, -1, -1) if tokens[start : start + ALIKE] == tail)
-    start = next(starts, end) + ALIKE
-    return list(tokens[start : start + most])
+def text_of(tokens: Sequence[int]) -> str:
+    """A character for each token, for fast search."""
+    return "".join(map(chr, tokens))
+
+
+def looked_up(text: str, most: int) -> list[int]:
+    """At most ``most`` tokens that followed the latest earlier occurrence of the last ``ALIKE`` ones, else of fewer."""
+    for alike in range(ALIKE, 0, -1):
+        if (start := text.rfind(text[-alike:], 0, -1)) >= 0:
+            return [ord(token) for token in text[start + alike :][:most]]
+    return []
 
 
 def sample(

@@ -5,25 +5,22 @@ own layers and the cache that transformers makes for them, kept from turn to tur
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from emailrl.base.errors import EmailRLError
-from emailrl.checkpoints import WEIGHTS, sha256_of
-from emailrl.engines.base import Advance, Completion, Ended, Request, report
+from emailrl.engines.base import Advance, Completion, Ended, Request
 from emailrl.engines.budget import FREE_SHARE, GIB, PREFILL_TOKENS
-from emailrl.engines.local.engine import generation_stop_ids
-from emailrl.engines.local.passes import Conversation, device_of, sample, sampling_weights
+from emailrl.engines.local.engine import InProcess
+from emailrl.engines.local.passes import Conversation, sample, sampling_weights
 from emailrl.model.layout import free_memory
 from emailrl.model.logprobs import check_projection, projection
 from emailrl.model.lora import backbone
 
 
-class SingleEngine:
+class SingleEngine(InProcess):
     """Samples as ``TransformersEngine`` does, with its arguments; ``cache_bytes`` bounds the one trajectory's cache.
     Raises EmailRLError for a model that computes its logits in an unknown way, or keeps no cache."""
 
@@ -37,41 +34,19 @@ class SingleEngine:
         cache_bytes: int | None = None,
     ) -> None:
         check_projection(model)
-        self.weights = sampling_weights(model)
-        self.stop_ids = frozenset(stop_ids) | generation_stop_ids(self.weights.model)
-        own = int(self.weights.model.config.get_text_config().max_position_embeddings)
-        self.max_model_len = min(max_model_len or own, own)
-        self.version = ""
-        self.adapter_sha256: str | None = None
-        self.steps = 0
-        device = device_of(self.weights.model)
-        self._pass_tokens = max_pass_tokens or PREFILL_TOKENS["cpu" if device.type == "cpu" else "cuda"]
-        self._cache_bytes, self._most = cache_bytes, 0.0
+        super().__init__(sampling_weights(model), stop_ids, max_model_len, cache_bytes)
+        self._pass_tokens = max_pass_tokens or PREFILL_TOKENS["cpu" if self.device.type == "cpu" else "cuda"]
+        self._most = 0.0
         self._cache: Any = None
         self._read: list[int] = []  # the tokens that the cache has read
-        self._tell = cache(report)  # each line once
-
-    def load_adapter(self, path: Path | None, version: str) -> None:
-        """Sample from the adapter in ``path`` (None: the bare base model) from now on; on failure the previous version
-        stays loaded."""
-        self.release()
-        self.weights.load(path)
-        self.version, self.adapter_sha256 = version, None if path is None else sha256_of(path / WEIGHTS)
 
     def release(self) -> None:
-        """Free the cache; the model belongs to the policy."""
         self._cache, self._read = None, []
-
-    close = release
-
-    def resume(self) -> None:
-        """Do nothing: the cache grows with the next request."""
 
     def generate(self, requests: Sequence[Request], advance: Advance | None = None) -> list[Completion]:
         """See ``Engine.generate``. Raises EmailRLError if memory is too small for a trajectory's prompt."""
         ended = Ended(advance, self.version, self.adapter_sha256)
-        device = device_of(self.weights.model)
-        self._most = self._cache_bytes or FREE_SHARE[device.type] * free_memory(device)
+        self._most = self._cache_bytes or FREE_SHARE[self.device.type] * free_memory(self.device)
         try:
             with torch.inference_mode(), self.weights.active():
                 for place, first in enumerate(requests):
@@ -81,9 +56,8 @@ class SingleEngine:
                     self.release()
         except torch.OutOfMemoryError as error:
             hint = "Lower MAX_TOKENS_PER_ROLLOUT_PASS or MAX_MODEL_LEN, or use a smaller model or LOAD_IN_4BIT=true."
-            raise EmailRLError(
-                f"Out of memory while sampling one trajectory of {len(self._read)} tokens.", hint
-            ) from error
+            what = f"Out of memory while sampling one trajectory of {len(self._read)} tokens."
+            raise EmailRLError(what, hint) from error
         finally:
             self.release()
         return ended.completions()
@@ -114,7 +88,7 @@ class SingleEngine:
         model, state = self.weights.model, torch.empty(0)
         while len(self._read) < len(tokens):
             new = tokens[len(self._read) :][: self._pass_tokens]
-            ids = torch.tensor([new], device=device_of(model))
+            ids = torch.tensor([new], device=self.device)
             done = backbone(model)(input_ids=ids, past_key_values=self._cache, use_cache=True)
             self._cache, state = getattr(done, "past_key_values", None), done.last_hidden_state[:, -1]
             if self._cache is None:
