@@ -60,7 +60,10 @@ def test_the_verdict_names_what_to_do_first(quick: Path, monkeypatch: pytest.Mon
     assert not is_ready and "own_questions.jsonl" in sentence and "emailrl gen-questions" in sentence
     (quick / "data" / "own_questions.jsonl").write_text("{}\n")
     is_ready, sentence = verdict(examine())
-    assert not is_ready and sentence.endswith("Without a GPU, use --model smol, or nano for the demo mailbox.")
+    assert not is_ready and "Without a GPU, use --model nano for the demo mailbox, else smol" in sentence
+    for is_here in (True, False):
+        monkeypatch.setattr(doctor, "is_at_hand", lambda *_, is_here=is_here: is_here)
+        assert (how_to_install() in found(name="model").remedy) is not is_here
     monkeypatch.setenv("MODEL_NAME", "nano")
     is_ready, sentence = verdict(examine())
     assert is_ready and sentence.startswith("Ready to train on CPU: ") and "data/own.db, 3 emails" in sentence

@@ -33,6 +33,7 @@ CAUSES = {
         *("train --preset tiny", "train --from-openrlhf '--kl_estimater k3'", "plan --gpu H900", "plan --run model"),
         *("ask ''", "ask 'post\udcff'", "ask When? --db mail.db --inbox an@example.com"),
         *("ask When? --checkpoint best --model nano", "ask When? --checkpoint best --engine openai"),
+        *("mcp --host 0.0.0.0", "mcp --port 8080"),
         *(f"gen-questions {option}" for option in ("--dry-run", "--yes", "--max-cost 1", "--generator-model m")),
         *("inspect-trajectory --list --follow", "inspect-trajectory --redact", "view emailrl.toml"),
         *("trust nowhere", "checkpoints list nowhere", "view nowhere", "report nowhere", "gen-db --source nowhere"),
