@@ -25,7 +25,7 @@ from emailrl.mail.database import connect, emails, metadata, opened
 from emailrl.mail.sources import RawEmail
 
 Make = Callable[..., RawEmail]
-OTHERS = {"base/cache.py", "cli/doctor.py", "mail/mailbox.py", "measure/forget.py"}
+OTHERS = {"base/cache.py", "cli/doctor.py", "mail/snippets.py", "measure/forget.py"}
 """Other databases than those of gen-db; the doctor, which imports nothing that it looks at; forget, which opens any."""
 
 OPEN_AT_EXIT = """
