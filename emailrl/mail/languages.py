@@ -55,7 +55,7 @@ _DOUBLED = re.compile(r"(?<=(.))\1$")
 def _told(subject: str, body: str) -> tuple[bool, bool]:
     """Whether an email is plainly English by its beginning, and whether some of its words may be compounds."""
     head = f"{subject} {body[:_TOLD_CHARS]}"[:_TOLD_CHARS].lower()
-    words = head.split() if head.isascii() else [*head.split(), *head]
+    words = [*head.replace(":", " ").replace(",", " ").split(), *(() if head.isascii() else head)]
     others = _FOREIGN.intersection(words)
     is_english = len(_ENGLISH.intersection(words)) > _DOUBT * len(others)
     return is_english, not (is_english or others) or not _COMPOUNDED.isdisjoint(others)
@@ -70,8 +70,7 @@ def indexed_words(names: str, subject: str, body: str) -> list[str]:
             if _CJK.search(text):
                 words = _WORD.findall(normalize("NFKC", text))
                 found += [PARTY + piece for word in words if _CJK.search(word) for piece in _pieces(word)]
-    # Twice: FTS5 prefers a snippet that begins a column, and the mark is not to be shown in place of the text.
-    return [*found, PARTY, FOREIGN] if is_marked else found
+    return [*found, FOREIGN] if is_marked else found
 
 
 class Stems:
@@ -101,6 +100,7 @@ class Stems:
         return found
 
 
+@lru_cache(8192)
 def stem_ranges(word: str) -> list[tuple[str, str]]:
     """Return the first and the last key in ``stems`` of each group of words that a keyword of one word stands for."""
     word = normalize("NFC", word.lower())
@@ -146,6 +146,7 @@ def phrases(keyword: str, forms: Callable[[str], Collection[str]]) -> list[str]:
     return [*map(" ".join, product(*([word, *islice(forms(word), _MOST_FORMS)] for word in words)))]
 
 
+@lru_cache(8192)
 def english_forms(word: str) -> list[str]:
     """Return the inflections of an English word, those of nouns first: what differs in its ending alone and has the
     same stem, which tells ``evening`` from a form of ``even``."""

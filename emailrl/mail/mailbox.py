@@ -312,7 +312,10 @@ class Mailbox:
             return snippet
         [(subject, body)] = self._rows(_TEXT, (message_id,))
         with reading(self.db):
-            if is_other or (snippet is None and has_few_matches(f"{subject}\n{body}", keywords)):
+            text = f"{subject}\n{body}".lower()
+            if is_other and text.isascii() and not any(each.lower() in text for each in keywords):
+                return preview(subject, body)
+            if is_other or (snippet is None and has_few_matches(text, keywords)):
                 if self.names:
                     words = [*keywords, *words_around(f"{subject}\n{body}", keywords)]
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"

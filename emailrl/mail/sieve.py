@@ -9,6 +9,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import NamedTuple
 
+from emailrl.mail.database import PARTY
 from emailrl.mail.languages import WORDS, indexed_words, marked
 from emailrl.mail.sources.attached import with_attachments
 from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
@@ -115,7 +116,8 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])
     own = " ".join(shown)
-    extra = " ".join([*map(marked, shown), *indexed_words(own, subject, email.body)])
+    found = [*map(marked, shown), *indexed_words(own, subject, email.body)]
+    extra = " ".join([PARTY, *found]) if found else ""  # FTS5 prefers a snippet that begins a column, so none does
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
     digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
     head = (message_id, subject, sender, date, email.body, email.file_name, people)
