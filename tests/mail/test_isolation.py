@@ -115,7 +115,8 @@ WRITES = [
 @pytest.mark.parametrize("write", WRITES)
 def test_an_agent_s_connection_cannot_write(mailbox: Built, write: str) -> None:
     db, _ = mailbox
-    before, connection = db.read_bytes(), driver(connect(db))
+    before, opened = db.read_bytes(), connect(db)  # kept: collected, it would close the driver's
+    connection = driver(opened)
     assert connection.execute("SELECT count(*) FROM emails").fetchone() > (0,)
     try:
         for guard in ("ON", "OFF"):  # the file itself is opened read-only, so this guard is not the only one
