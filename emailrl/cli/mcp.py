@@ -40,7 +40,6 @@ def mcp(
     from emailrl.agent.task import agent_mailbox
     from emailrl.cli.ask import open_agent
     from emailrl.cli.inputs import server_token
-    from emailrl.integrations.guard import Guard, listen
     from emailrl.integrations.mcp import build_server, serve_stdio
     from emailrl.questions.inbox import find_inbox
     from emailrl.settings import load_settings
@@ -58,5 +57,7 @@ def mcp(
             say("Serving MCP on stdin and stdout.")
             asyncio.run(serve_stdio(server))
             return
+        from emailrl.integrations.guard import Guard, listen
+
         token = server_token(host, settings.store.server_token)
         listen(Guard(server.streamable_http_app(host=host), token), host, port, f"MCP at http://{host}:{port}/mcp")

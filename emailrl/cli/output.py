@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -49,7 +50,7 @@ def say(line: str, console: Console | None = None, *, style: str | None = None) 
 
 def near(text: str) -> str:
     """The text with what lies in the working folder named from there."""
-    return text.replace(f"{Path.cwd()}/", "")
+    return re.sub(rf"(?<![\w.-]){re.escape(str(Path.cwd()))}/", "", text)
 
 
 def warn(*lines: str) -> None:

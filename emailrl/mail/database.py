@@ -11,7 +11,7 @@ keeps (category Co), and the address's number. A search includes the inbox's wor
 intersects keywords with the inbox. No word of an email can be equal, since ``clean_text`` removes the character.
 
 ``emails.extra`` is indexed, too: what a search may find besides subject and body, namely the names of people and
-attachments and other spellings of words (``spelling``), each word after the same character, so that queries as ART-E
+attachments and pairs of characters, each word after the same character, so that queries as ART-E
 writes them do not find these. ``stems`` has the words of other languages (``languages``), ``threads`` the emails of
 threads of two or more.
 """

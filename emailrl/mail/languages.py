@@ -89,9 +89,9 @@ class Stems:
     def rows(self) -> set[tuple[str, str]]:
         words = [word for word in self._words if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST]
         compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
-        written = [each for word in words for each in {*spellings(word), fold(word)}]
-        kept = [fold(word) for word in words for _ in {*spellings(word), fold(word)}]
-        found = {(each, word) for each, word in zip(written, kept, strict=True) if each != word}
+        pairs = [(each, fold(word)) for word in words for each in {*spellings(word), fold(word)}]
+        found = {(each, word) for each, word in pairs if each != word}
+        written, kept = [each for each, _ in pairs], [word for _, word in pairs]
         for name in _STEMMED:
             found.update(zip(_stems(name, written), kept, strict=True))
         for name in _COMPOUNDING:

@@ -204,35 +204,34 @@ class Mailbox:
         expression with the people; sender and recipient, each twice; the highest id and the one below the lowest. None
         if nothing can match."""
         text, written = self._text_match(_checked(keywords))
-        sender, recipient = self._people("from_addr", from_addr), self._people("to_addr", to_addr)
+        given = self._people("from_addr", from_addr), self._people("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
-        if text is None and not (self.without_keywords and (sender or recipient or after or before)):
+        if text is None and not (self.without_keywords and (given != (None, None) or after or before)):
             raise ToolError("No keywords provided for search.")
         if self.until is not None:
             before = self.until if before is None else min(before, self.until)
         low, high = after or (_UNDATED_END if before else ""), before or _DATES_END
-        parties = [self._member]
-        for people in filter(None, (sender, recipient)):
-            parties.append(" OR ".join(filter(None, map(self._party, json.loads(people)))))
-        if not all(parties):  # an address that no mail of the database names
+        own = (" OR ".join(filter(None, map(self._party, people))) for people in given if people is not None)
+        if not all(parties := [self._member, *own]):  # an address that no mail of the database names
             return None
         match = " AND ".join([*filter(None, [text]), *(f"({party})" for party in parties)])
+        sender, recipient = (None if people is None else json.dumps(people) for people in given)
         return text, written, match, (sender, sender, recipient, recipient), (self._last_id(high), self._last_id(low))
 
-    def _people(self, argument: str, value: object) -> str | None:
-        """The addresses, as JSON, for which an argument stands: itself, or with ``names`` all who have all words of it
+    def _people(self, argument: str, value: object) -> list[str] | None:
+        """The addresses for which an argument stands: itself, or with ``names`` all who have all words of it
         in their name, in any spelling; None if missing or empty."""
         address = _check_address(argument, value)
         if address is None:
             return None
         address = address.rpartition("<")[2].rstrip(">") if address.endswith(">") else address
         if not self.names or "@" in address or not marked(address) or self._party(address):
-            return json.dumps([address])
+            return [address]
         forms = [words_of(" ".join([*spellings(word), *self._foreign_forms(word)])) for word in words_of(address)]
         match = " AND ".join(f"({' OR '.join(quoted(PARTY + form) for form in each)})" for each in forms)
         rows = self._rows(_NAMED, (f"extra : ({match}) AND {self._member}", MOST_COUNTED)) if self._member else []
         names = {each: words_of(name) for (lines,) in rows for each, name in names_of(lines).items()}
-        return json.dumps([each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS])
+        return [each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS]
 
     def read(self, message_id: str) -> Email | None:
         """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""

@@ -190,8 +190,10 @@ class Sieve:
     def _told_apart(self, mail: SiftedMail) -> SiftedMail:
         keys, earlier = mail.keys, self._ids.get(mail.keys.id_key)
         is_first = earlier is None or keys.told_by[:8] == earlier[:8] or keys.told_by[8:] == earlier[8:]
+        if is_first and not self._made_up:
+            return mail
         made_up, defects = made_up_id(keys.id_key + keys.told_by), (*mail.defects, "reused_message_id")
-        if is_first and (not self._made_up or _hash(made_up) not in self._made_up):
+        if is_first and _hash(made_up) not in self._made_up:
             return mail
         return mail._replace(message_id=made_up, keys=keys._replace(id_key=_hash(made_up)), defects=defects)
 

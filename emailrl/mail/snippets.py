@@ -52,11 +52,11 @@ def short_text(keywords: Sequence[str]) -> int:
 
 
 def has_few_matches(text: str, keywords: Sequence[str]) -> bool:
-    """Whether the text has so few matches of the keywords that snippet() is fast."""
+    """Whether the text, in lower case, has so few matches of the keywords that snippet() is fast."""
     most = min(_MOST_MATCHES, _MOST_STEPS // len(text))
     if text.isascii() and all(map(str.isascii, keywords)):  # then a match contains its keyword's longest word
-        words, lowered = map(_ASCII_WORD.findall, keywords), text.lower()
-        if sum(lowered.count(max(each, key=len).lower()) for each in words if each) <= most:
+        words = map(_ASCII_WORD.findall, keywords)
+        if sum(text.count(max(each, key=len).lower()) for each in words if each) <= most:
             return True
     with _indexed([text]) as memory:
         memory.executemany("INSERT INTO keywords VALUES (?)", [(keyword,) for keyword in keywords])

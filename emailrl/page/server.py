@@ -49,7 +49,9 @@ class Served:
         if (run := next((run for run in runs_in(self._path) if run.name == name), None)) is None:
             raise UsageError(f"No run {name} here.", "Open the address that emailrl view printed.")
         with self._lock:
-            return self._runs.setdefault(run, self._runs.get(run) or Served(run, model_name=self._model_name))
+            if run not in self._runs:
+                self._runs[run] = Served(run, model_name=self._model_name)
+            return self._runs[run]
 
     def run(self) -> Record:
         """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""

@@ -13,7 +13,7 @@ import pytest
 from end_to_end.commands import begin, exit_code
 from rich.console import Console
 
-from emailrl.cli.output import print_json, program, say
+from emailrl.cli.output import near, print_json, program, say
 
 
 @dataclass
@@ -140,3 +140,11 @@ def test_a_run_says_which_recipe_it_follows(emailrl, home: Path, monkeypatch) ->
     for kind in ("final", "best_model"):
         metadata = json.loads((home / f"recipe_masked/{kind}/metadata.json").read_text(encoding="utf-8"))
         assert metadata["settings"]["training"]["learning_rate"] == 0.002
+
+
+def test_only_what_lies_in_the_working_folder_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert near(f"results: {tmp_path}/runs, '{tmp_path}/a b'") == "results: runs, 'a b'"
+    assert near(elsewhere := f"/backup{tmp_path}/runs {tmp_path}-old/runs") == elsewhere

@@ -43,9 +43,8 @@ from emailrl.model.shard import is_sharded
 
 SAMPLER = "sampler"  # the adapter besides the trainer's
 UNIFORMS_PER_DRAW = 64  # numbers drawn from a generator at a time; changing it changes the samples of every seed
-AT_ONCE = {torch.float32: 6, torch.bfloat16: 12}  # tokens that fbgemm's and oneDNN's kernels multiply in one reading
+AT_ONCE = {torch.float32: 6, torch.bfloat16: 12}  # tokens after which one more costs as much as it saves
 ALIKE = 3  # most tokens that a guess's beginning has in common with the end of the conversation
-GUESSED = 12  # most tokens of a conversation in one pass: attention over more costs more than the passes they save
 SAID = 1024  # tokens of the latest completions that are kept for guesses
 PASS_TOKENS = {"cpu": 48, "cuda": 4096}  # padding allowed per pass: this many tokens cost as much as one more pass
 
@@ -386,7 +385,7 @@ class Passes:
     def _guess(self, row: Conversation, rows: int) -> list[int]:
         """What followed where the conversation or an earlier completion last had its latest tokens, up to a stop token;
         nothing if the model would take longer over more tokens, or no block is free for them."""
-        most = min(GUESSED, self._weights.at_once // rows, row.request.sampling.max_tokens - len(row.logprobs)) - 1
+        most = min(self._weights.at_once // rows, row.request.sampling.max_tokens - len(row.logprobs)) - 1
         most = min(most, self._last_position - len(row.tokens))
         if most < 1:
             return []

@@ -239,8 +239,7 @@ class Part(Message):
         super().__init__()
         self.set_default_type(default_type)
         self.body, self.depth = body, depth  # the number of its containers
-        told = [(name, header_text(decode(value, "utf-8", []), [])) for name, value in fields if name in _FORWARDED]
-        self.head = "\n".join(f"{name.title()}: {value}" for name, value in told)  # of a message
+        self.head = ""  # of a container of a message: who forwarded what
         self.inside: list[Part] | None = None  # of a container: the parts that may be shown
         for name, value in fields:
             if name.startswith("content-") and name not in self:
@@ -341,6 +340,9 @@ def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
     read = [_read_headers(content, defects) for content in contents[:_MAX_PARTS]]
     if kind == "message" and read[0][0] and whole not in _MESSAGES:
         return []
+    if whole in _MESSAGES[:3]:
+        told = [(name, header_text(decode(value, "utf-8", []), [])) for name, value in read[0][0] if name in _FORWARDED]
+        part.head = "\n".join(f"{name.title()}: {value}" for name, value in told)
     default = "message/rfc822" if whole == "multipart/digest" else "text/plain"
     inside = [Part(*each, part.depth + 1, default) for each in read]
     for one in inside:
@@ -451,8 +453,8 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
     if part.get_content_type() != "multipart/alternative":
         found = [text for one in part.inside for text in _texts(one, named, defects)]
         found = [one for one in found if one[0] != _DATA] or found
-        if part.get_content_type() in _MESSAGES[:3] and found and (head := part.inside[0].head):
-            found[0] = found[0][0], f"[Forwarded message]\n{head}\n\n{found[0][1]}"
+        if found and part.head:
+            found[0] = found[0][0], f"[Forwarded message]\n{part.head}\n\n{found[0][1]}"
         return found
 
     def worst(choice: Part) -> int:
