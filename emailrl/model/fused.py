@@ -1,6 +1,6 @@
-"""Decoder layers with LoRA (Llama's shape, with or without Qwen3's head norms) for training on a GPU: one autograd
-function a layer, its backward written out, and the backbone that runs packed rows through them. ``Keep`` sets what the
-forward pass keeps for the backward; the rest is recomputed."""
+"""Decoder layers (Llama's shape, with or without Qwen3's head norms) for training adapters or all weights on a GPU: one
+autograd function a layer, its backward written out, and the backbone that runs packed rows through them. ``Keep`` sets
+what the forward pass keeps for the backward; the rest is recomputed."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def rms_norm_backward(grad: Tensor, states: Tensor, weight: Tensor, eps: float) 
     return (inverse * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))).to(states.dtype)
 
 
+def rms_norm_weight_gradient(grad: Tensor, states: Tensor, eps: float) -> Tensor:
+    """Gradient of ``rms_norm``'s weight, summed over all leading dimensions in float32."""
+    wide = _wide(states)
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(states.dtype)
+    return (_wide(grad) * _wide(normed)).flatten(0, -2).sum(0)
+
+
 def add_rms_norm(states: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total = states + update
     return total, rms_norm(total, weight, eps)
@@ -64,6 +71,10 @@ def norm_rotate(heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: fl
 
 def norm_rotate_backward(grad: Tensor, heads: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     return rms_norm_backward(rotate_backward(_wide(grad), _wide(cos), _wide(sin)), heads, weight, eps)
+
+
+def norm_rotate_weight_gradient(grad: Tensor, heads: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    return rms_norm_weight_gradient(rotate_backward(_wide(grad), _wide(cos), _wide(sin)), heads, eps)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -105,10 +116,11 @@ def fused(function: Callable[..., Any], *inputs: Any) -> Any:
 
 
 Parameters = tuple[nn.Parameter, nn.Parameter, float]  # a LoRA's A ``(r, in)``, B ``(out, r)`` and scale
+Gradients = dict[Tensor, Tensor]  # of each trained weight
 
 
 def linear_of(module: Any) -> nn.Linear:
-    """The frozen layer in ``module``, a PEFT LoRA layer or a bare one."""
+    """The base model's layer in ``module``, a PEFT LoRA layer or a bare one."""
     return module.base_layer if hasattr(module, "base_layer") else module
 
 
@@ -123,10 +135,10 @@ def adapter_of(module: Any) -> Parameters | None:
 
 
 class Projections:
-    """Frozen weights and adapters (``adapter_of`` each) of layers that read the same input, ready to multiply."""
+    """Weights and adapters (``adapter_of`` each) of layers that read the same input, ready to multiply."""
 
     def __init__(self, modules: list[Any], adapters: list[Parameters | None]) -> None:
-        self.linears = [linear_of(module) for module in modules]
+        self.linears, self.adapters = [linear_of(module) for module in modules], adapters
         dtype, downs, start = self.linears[0].weight.dtype, [], 0
         self.ups: list[tuple[Tensor, float, slice] | None] = []
         """s·B of each layer ``(out, r)`` in the base's type, s, and which rows of ``down`` belong to it."""
@@ -162,22 +174,28 @@ class Projections:
                 torch.mm(grad, up[0], out=by_inner[:, up[2]])
         return by_states.addmm_(by_inner, self.down), by_inner
 
-    def adapter_gradients(
-        self, grads: list[Tensor], by_inner: Tensor | None, states: Tensor, inner: Tensor | None = None
-    ) -> list[Tensor | None]:
-        """Return the gradients of A and B of each layer, one after the other, in float32; None without an adapter.
-        ``inner`` is ``x A^T`` if the caller still has it."""
-        if self.down is None or by_inner is None:
-            return [None, None] * len(grads)
-        inner = states @ self.down.T if inner is None else inner
-        by_down = _wide_product(by_inner.T, states)
-        flat: list[Tensor | None] = []
-        for grad, up in zip(grads, self.ups, strict=True):
-            if up is None:
-                flat += [None, None]
-            else:
-                flat += [by_down[up[2]], _wide_product(grad.T, inner[:, up[2]]).mul_(up[1])]
-        return flat
+    def note_gradients(
+        self,
+        found: Gradients,
+        grads: list[Tensor],
+        by_inner: Tensor | None,
+        states: Tensor,
+        inner: Tensor | None = None,
+    ) -> None:
+        """Add to ``found`` the gradients of all trained weights, A's and B's in float32. ``inner`` is ``x A^T`` if the
+        caller still has it."""
+        if self.down is not None and by_inner is not None:
+            inner = states @ self.down.T if inner is None else inner
+            by_down = _wide_product(by_inner.T, states)
+            for grad, adapter, up in zip(grads, self.adapters, self.ups, strict=True):
+                if adapter is not None and up is not None:
+                    found[adapter[0]] = by_down[up[2]]
+                    found[adapter[1]] = _wide_product(grad.T, inner[:, up[2]]).mul_(up[1])
+        for grad, linear in zip(grads, self.linears, strict=True):
+            if linear.weight.requires_grad:
+                found[linear.weight] = grad.T @ states
+            if linear.bias is not None and linear.bias.requires_grad:
+                found[linear.bias] = grad.sum(0)
 
 
 def _wide_product(first: Tensor, second: Tensor) -> Tensor:
@@ -203,20 +221,21 @@ class LayerWeights:
         self.head_dim: int = attention.head_dim
         self.scale: float = attention.scaling
         self.norms = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self.trained = [one for name, one in layer.named_parameters() if one.requires_grad and "lora_" not in name]
         self._seen: tuple[Any, ...] | None = None
 
-    def refresh(self) -> list[Tensor | None]:
-        """Read the current adapters; returns A and B of each projection, None without an adapter. Changes are detected
-        by tensor version, which torch's fused optimizers (``fused=True``) do not increment."""
+    def refresh(self) -> list[Tensor]:
+        """Read the current adapters; returns all trained weights. Changes are detected by tensor version, which torch's
+        fused optimizers (``fused=True``) do not increment."""
         adapters = [adapter_of(module) for module in self.modules]
-        flat: list[Tensor | None] = [one for adapter in adapters for one in (adapter or (None, None))[:2]]
-        seen = tuple((None, 0) if one is None else (one.data_ptr(), one._version) for one in flat)
+        flat = [one for adapter in adapters if adapter is not None for one in adapter[:2]]
+        seen = tuple((id(one), one.data_ptr(), one._version) for one in flat)
         if seen != self._seen:
             self.qkv, self.out, self.gate_up, self.down = (
                 Projections(self.modules[part], adapters[part]) for part in (QKV, OUT, GATE_UP, DOWN)
             )
             self._seen = seen
-        return flat
+        return flat + self.trained
 
     def forward(self, states: Tensor, rope: tuple[Tensor, Tensor], segments: Segments, keep: Keep) -> Tensor:
         """Run the layer with its current adapters on ``states`` ``(P, hidden)``."""
@@ -232,10 +251,20 @@ class LayerWeights:
                 heads[at] = fused(norm_rotate, heads[at], norm.weight, *rope, norm.variance_epsilon)
         return heads[0], heads[1], heads[2]
 
-    def rotate_backward(self, grad: Tensor, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def rotate_backward(
+        self, grad: Tensor, heads: Tensor, norm: Any, rope: tuple[Tensor, Tensor], found: Gradients
+    ) -> Tensor:
         if norm is None:
             return fused(rotate_backward, grad, *rope)
+        if norm.weight.requires_grad:
+            found[norm.weight] = fused(norm_rotate_weight_gradient, grad, heads, *rope, norm.variance_epsilon)
         return fused(norm_rotate_backward, grad, heads, norm.weight, *rope, norm.variance_epsilon)
+
+
+def note_norm(found: Gradients, norm: Any, grad: Tensor, states: Tensor) -> None:
+    """Add the gradient of a trained norm's weight."""
+    if norm.weight.requires_grad:
+        found[norm.weight] = fused(rms_norm_weight_gradient, grad, states, norm.variance_epsilon)
 
 
 @dataclass(slots=True)
@@ -251,14 +280,14 @@ class _States:
 
 
 class FusedLayer(torch.autograd.Function):
-    """``(P, hidden)`` to ``(P, hidden)``; gradients of the input and of every adapter weight."""
+    """``(P, hidden)`` to ``(P, hidden)``; gradients of the input and of every trained weight."""
 
     @staticmethod
     def forward(
         ctx: Any, states: Tensor, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments, keep: Keep,
-        *adapters: Tensor | None,
+        *trained: Tensor,
     ) -> Tensor:  # fmt: skip
-        """``adapters`` are those that ``weights.refresh()`` returned: autograd has to see them."""
+        """``trained`` are those that ``weights.refresh()`` returned: autograd has to see them."""
         states = states.detach()  # else every kernel is compiled twice, with and without gradient
         computed = _States()
         _fill(computed, states, weights, rope, segments)
@@ -271,7 +300,8 @@ class FusedLayer(torch.autograd.Function):
             computed.qkv = computed.qkv_inner = computed.middle = None
         if keep < Keep.ATTENTION:
             computed.attended = None
-        ctx.weights, ctx.rope, ctx.segments, ctx.states = weights, rope, segments, (states, computed)
+        ctx.weights, ctx.rope, ctx.segments, ctx.trained = weights, rope, segments, trained
+        ctx.states = states, computed
         return output
 
     @staticmethod
@@ -279,19 +309,20 @@ class FusedLayer(torch.autograd.Function):
         """Recompute what was not kept, then run the layer backward."""
         weights, rope, segments = ctx.weights, ctx.rope, ctx.segments
         states, computed = ctx.states
-        ctx.states = None
+        ctx.states, found = None, Gradients()
         _fill(computed, states, weights, rope, segments)
-        grad_middle, by_mlp = _mlp_backward(grads[0], computed, weights)
+        grad_middle = _mlp_backward(grads[0], computed, weights, found)
         attended = computed.attended[0].flatten(1)
         grad_attended, by_inner = weights.out.input_gradient([grad_middle])
-        by_out = weights.out.adapter_gradients([grad_middle], by_inner, attended)
-        grad_qkv = _attention_backward(grad_attended, computed, weights, rope, segments)
+        weights.out.note_gradients(found, [grad_middle], by_inner, attended)
+        grad_qkv = _attention_backward(grad_attended, computed, weights, rope, segments, found)
         norm = weights.layer.input_layernorm
         normed = fused(rms_norm, states, norm.weight, norm.variance_epsilon)
         grad_normed, by_inner = weights.qkv.input_gradient(grad_qkv)
-        by_qkv = weights.qkv.adapter_gradients(grad_qkv, by_inner, normed, computed.qkv_inner)
+        weights.qkv.note_gradients(found, grad_qkv, by_inner, normed, computed.qkv_inner)
+        note_norm(found, norm, grad_normed, states)
         grad = fused(add_rms_norm_backward, grad_middle, grad_normed, states, norm.weight, norm.variance_epsilon)
-        return grad, None, None, None, None, *by_qkv, *by_out, *by_mlp
+        return grad, None, None, None, None, *map(found.get, ctx.trained)
 
 
 def _fill(
@@ -314,31 +345,32 @@ def _fill(
         computed.gate_up, computed.gate_up_inner = weights.gate_up.forward(normed)
 
 
-def _mlp_backward(grad: Tensor, computed: _States, weights: LayerWeights) -> tuple[Tensor, list[Tensor | None]]:
+def _mlp_backward(grad: Tensor, computed: _States, weights: LayerWeights, found: Gradients) -> Tensor:
     """From the layer's output back to ``computed.middle``; frees gate and up on the way."""
     assert computed.gate_up is not None and computed.middle is not None
     norm = weights.layer.post_attention_layernorm
     product, by_inner = weights.down.input_gradient([grad])
     grad_gate_up, computed.gate_up = computed.gate_up, None
     fused(swiglu_backward_, product, *grad_gate_up)  # in place: these are the widest states of a layer
-    by_down = weights.down.adapter_gradients([grad], by_inner, product)
+    weights.down.note_gradients(found, [grad], by_inner, product)
     del product
     normed = fused(rms_norm, computed.middle, norm.weight, norm.variance_epsilon)
     grad_normed, by_inner = weights.gate_up.input_gradient(grad_gate_up)
-    by_gate_up = weights.gate_up.adapter_gradients(grad_gate_up, by_inner, normed, computed.gate_up_inner)
-    grad_middle = fused(add_rms_norm_backward, grad, grad_normed, computed.middle, norm.weight, norm.variance_epsilon)
-    return grad_middle, by_gate_up + by_down
+    weights.gate_up.note_gradients(found, grad_gate_up, by_inner, normed, computed.gate_up_inner)
+    note_norm(found, norm, grad_normed, computed.middle)
+    return fused(add_rms_norm_backward, grad, grad_normed, computed.middle, norm.weight, norm.variance_epsilon)
 
 
 def _attention_backward(
-    grad: Tensor, computed: _States, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments
-) -> list[Tensor]:
+    grad: Tensor, computed: _States, weights: LayerWeights, rope: tuple[Tensor, Tensor], segments: Segments,
+    found: Gradients,
+) -> list[Tensor]:  # fmt: skip
     """Gradients of queries, keys and values before norm and rotation, each ``(P, heads * D)``."""
     assert computed.qkv is not None and computed.attended is not None
     saved = (*weights.heads(computed.qkv, rope), *computed.attended)
     by_query, by_key, by_value = varlen_backward(grad.view_as(saved[3]), saved, segments, weights.scale)
     turned = [
-        weights.rotate_backward(one, states.view_as(one), norm, rope)
+        weights.rotate_backward(one, states.view_as(one), norm, rope, found)
         for one, states, norm in zip((by_query, by_key), computed.qkv, weights.norms, strict=False)
     ]
     return [one.flatten(1) for one in (*turned, by_value)]
@@ -382,7 +414,7 @@ class FusedBackbone:
 
 
 def why_not_fused(backbone: Any) -> str | None:
-    """Why a transformers backbone with LoRA cannot run as fused layers; None if it can."""
+    """Why a transformers backbone, bare or with LoRA, cannot run as fused layers; None if it can."""
     layers = list(getattr(backbone, "layers", []))
     names = {class_name(layer) for layer in layers}
     if not names or not names <= LAYERS:
@@ -391,8 +423,6 @@ def why_not_fused(backbone: Any) -> str | None:
         return f"its activation is {backbone.config.hidden_act}"
     if getattr(backbone.config, "attention_dropout", 0.0):
         return "its attention has dropout"
-    if any(one.requires_grad for name, one in backbone.layers.named_parameters() if "lora_" not in name):
-        return "not only its adapter is trained"
     for module in (module for layer in layers for module in LayerWeights(layer).modules):
         linear = linear_of(module)
         if type(linear) is not nn.Linear:

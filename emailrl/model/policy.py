@@ -339,9 +339,8 @@ def prepare_training(
     model: Any, training: TrainingSettings, name: str, device: torch.device, *, full: bool = False
 ) -> list[str]:
     """Choose how batches run through the model: padded or packed, its own layers or fused ones, what is recomputed.
-    ``full`` makes every weight trainable; what GRADIENT_CHECKPOINTING=auto then recomputes is left to the trainer.
-    Returns why PACKING or FUSED_LAYERS could not be enabled."""
-    notes, packs, on_gpu = list[str](), training.packing, device.type == "cuda" and not full
+    ``full`` makes every weight trainable. Returns why PACKING or FUSED_LAYERS could not be enabled."""
+    notes, packs, on_gpu = list[str](), training.packing, device.type == "cuda"
     if full:
         model.requires_grad_(True)
     if packs and (unpacked := enable_packing(model)):

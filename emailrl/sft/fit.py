@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -142,21 +142,14 @@ class Fitter:
         return self._sum(samples, score)
 
     def _sum(self, samples: Sequence[TrainingSample], work: Callable[[MicroBatch, Tensor], float]) -> float:
-        """Sum ``work`` over micro-batches, smaller ones whenever memory runs out. All weights first recompute
-        activations in the backward pass, if that is left open."""
-        model, batches = self.policy.model, micro_batches(samples, self.forward.layout())
+        """Sum ``work`` over micro-batches, smaller ones whenever memory runs out."""
+        batches = micro_batches(samples, self.forward.layout())
 
         def attempt(each: Iterable[MicroBatch]) -> float:
             for parameter in (*self.weights, *self.masters):
                 parameter.grad = None  # an interrupted backward pass leaves partial gradients
             return sum(work(batch, ~batch.sampler_logprobs.isnan()) for batch in each)
 
-        is_open = self.training.gradient_checkpointing == "auto" and not self.policy.lora
-        if is_open and not model.is_gradient_checkpointing:
-            with suppress(torch.OutOfMemoryError):
-                return attempt(batches)
-            torch.cuda.empty_cache()
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return self.forward.fitting(batches, attempt)[1]
 
     def _backward(self, batch: MicroBatch, spoken: Tensor, *, total: int) -> float:

@@ -79,6 +79,34 @@ def test_equals_transformers_and_peft(
         torch.testing.assert_close(gradients[name], reference, atol=2e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.parametrize(("kind", "others"), [("Qwen3", {"head_dim": 8}), ("Qwen2", {}), ("Llama", {})])
+def test_all_weights(kind: str, others: dict[str, Any], keep: Keep) -> None:
+    """Matrices, biases (Qwen2's) and norms (Qwen3's also of heads) have the gradients of transformers' layers."""
+    base = random_model(kind, **others).requires_grad_(True)
+    ids, mask, shared = grow(TREE, seed=2)
+    expected, _, expected_gradients = scored(base, ids, mask)
+    assert enable_packing(base) is None and enable_fused(base, "auto") is None
+    base.emailrl_fused.keep_for = lambda *given: keep
+    logprobs, _, gradients = scored(base, ids, mask, shared)
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+    assert gradients.keys() == expected_gradients.keys() == dict(base.named_parameters()).keys()
+    for name, reference in expected_gradients.items():
+        torch.testing.assert_close(gradients[name], reference, atol=5e-5, rtol=1e-4, msg=name)
+
+
+def test_one_norm_beside_an_adapter() -> None:
+    peft = with_lora(random_model("Qwen3", head_dim=8), ["q_proj"])
+    peft.get_base_model().base_model.layers[1].self_attn.k_norm.weight.requires_grad_()
+    ids, mask = batch([13, 5])
+    _, _, expected = scored(peft, ids, mask)
+    assert enable_packing(peft) is None and enable_fused(peft, "auto") is None and len(expected) == 5
+    _, _, gradients = scored(peft, ids, mask)
+    assert gradients.keys() == expected.keys()
+    for name, reference in expected.items():
+        torch.testing.assert_close(gradients[name], reference, atol=2e-5, rtol=1e-4, msg=name)
+
+
 def test_adapter_off_and_adapter_moved() -> None:
     """The reference policy, and a cache of the adapter that an optimizer's step must empty."""
     peft = with_lora(random_model("Qwen3", head_dim=8))
@@ -167,9 +195,7 @@ def test_what_is_not_fused() -> None:
     assert reason(adapted("Gemma")) == "its layers are GemmaDecoderLayer"
     assert reason(adapted(hidden_act="gelu")) == "its activation is gelu"
     assert reason(adapted(attention_dropout=0.1)) == "its attention has dropout"
-    wider, merged = adapted(), adapted()
-    wider.get_base_model().base_model.layers[0].input_layernorm.weight.requires_grad_()
-    assert reason(wider) == "not only its adapter is trained"
+    merged = adapted()
     merged.merge_adapter()
     assert reason(merged) == "its adapters are merged, or several are active"
     refused = with_lora(random_model("Gemma", head_dim=8))

@@ -151,4 +151,3 @@ def test_where_memory_runs_out_the_same_loss_comes_of_smaller_batches(
     assert rows[0] == 4 and max(rows[-2:]) <= 2
     assert metrics["loss"] == pytest.approx(whole["loss"], abs=1e-5)
     assert metrics["grad_norm"] == pytest.approx(whole["grad_norm"], abs=1e-5)
-    assert fitter.policy.model.is_gradient_checkpointing == full  # first of all, where that is left open
