@@ -1,9 +1,10 @@
 """Tokens per second of supervised fine-tuning: `emailrl sft` beside TRL's SFTTrainer with packing.
 
-    python tests/gpu/bench_sft.py                    # on one GPU
+    python tests/gpu/bench_sft.py                                                      # on one GPU
+    python tests/gpu/bench_sft.py --shape 4B --sides emailrl "TRL 2 rows Liger"        # 0.6B, 4B, 14B: Qwen3's
 
-Random weights of SmolLM2-135M's shape in bf16; 256 conversations of about 2,000 tokens of which about 9 % are learned,
-32 a step. An adapter of rank 16 on every linear layer, then all weights. A side's figure is the mean of the steps
+Random weights of SmolLM2-135M's shape, or of others, in bf16; 256 conversations of about 2,000 tokens of which about 9%
+are learned, 32 a step. An adapter of rank 16 on every linear layer, then all weights. A figure is the mean of the steps
 behind its warm-up: data, forward, backward, clipping and AdamW. TRL packs rows of 8,192 tokens ("bfd") without gradient
 checkpointing, on PyTorch's variable-length FlashAttention (flash-attn itself need not be there); of its ways (rows a
 batch, with and without Liger kernels) the best counts.
@@ -32,28 +33,28 @@ NUM, BATCH, ROW = 256, 32, 8192
 WARMUP, STEPS = 3, 5
 VARLEN = "bench_varlen"
 SIDES: dict[str, Row] = {
-    "emailrl 8 rows": {"micro": 8 * ROW},
     "TRL 8 rows Liger": {"way": [8, True]},
     "TRL 2 rows Liger": {"way": [2, True]},
     "TRL 8 rows": {"way": [8, False]},
-    "emailrl": {"micro": None},
+    "emailrl": {},
 }
 """TRL's rows a batch, accumulated to 8, and whether with Liger kernels."""
 
 
 def cases(given: Given) -> list[Row]:
     made = [
-        {"case": f"{side}, {trains}", "side": side, "trains": trains} | how
-        for side, how in SIDES.items()
+        {"case": f"{shape} {side}, {trains}", "shape": shape, "side": side, "trains": trains} | SIDES[side]
+        for shape in given.shape
+        for side in given.sides
         for trains in ("adapter", "all weights")
     ]
     return made[:1] if given.smoke else made
 
 
 def measure(given: Given, case: Row) -> Row:
-    full, folder = case["trains"] == "all weights", given.folder / ("smoke" if given.smoke else "135M")
+    full, folder = case["trains"] == "all weights", given.folder / case["shape"]
     groups = conversations(smoke=given.smoke)
-    return theirs(folder, groups, full, *case["way"]) if "way" in case else ours(folder, groups, full, case["micro"])
+    return theirs(folder, groups, full, *case["way"]) if "way" in case else ours(folder, groups, full)
 
 
 def conversations(*, smoke: bool) -> list[list[Example]]:
@@ -72,10 +73,9 @@ def conversations(*, smoke: bool) -> list[list[Example]]:
     return made
 
 
-def ours(folder: Path, groups: list[list[Example]], full: bool, micro: int | None) -> dict[str, Any]:
-    """Steps of ``emailrl sft``, with so many tokens in a micro-batch (None: the default)."""
+def ours(folder: Path, groups: list[list[Example]], full: bool) -> dict[str, Any]:
+    """Steps of ``emailrl sft`` with its default settings."""
     given = {"model_name": str(folder), "full_finetuning": full, "sft_steps": 1000, "sft_batch_size": BATCH}
-    given |= {"max_tokens_per_micro_batch": micro} if micro else {}
     settings = load_settings(given, environ={}, cwd=folder)
     fitter = Fitter(
         load_policy(settings, trainable=True, full=full), settings.training, settings.sft, settings.agent.temperature
@@ -175,11 +175,15 @@ BENCH = Bench(
     __doc__,
     measure,
     {
-        "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,",
+        "shape": "shape", "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,",
         "s a step": "step_seconds:.3f", "peak GiB": "peak_gib:.1f", "loss": "loss:.3f",
     },
+    {
+        "--shape": {"nargs": "+", "default": ["135M"]},
+        "--sides": {"nargs": "+", "default": [*SIDES], "choices": [*SIDES]},
+    },
     cases=cases,
-    shapes=lambda given: ["smoke" if given.smoke else "135M"],
+    smoke={"shape": ["smoke"]},
     seconds=400,
 )  # fmt: skip
 
