@@ -280,6 +280,8 @@ _UNINDEX = (
 _STEMMED = f"""
     SELECT names || char(10) || attachments, subject, body FROM emails
     WHERE id BETWEEN ? AND ? AND extra LIKE '%{FOREIGN}'"""
+_COMPARED = f"SELECT subject, body FROM emails WHERE id % ? = 0 AND extra NOT LIKE '%{FOREIGN}'"
+_COMPARED_MAILS = 4000
 _THREADED = "SELECT id, message_id, subject, refs FROM emails"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 
@@ -446,5 +448,9 @@ class _Loader:
                 for text in sql.execute(_STEMMED, (first, last)):
                     stems.add(*text)
                 done += last - first + 1
+        (stored,) = sql.execute("SELECT count(*) FROM emails").fetchone()
+        times = max(1, stored // _COMPARED_MAILS)
+        for subject, body in sql.execute(_COMPARED, (times,)):
+            stems.compare(subject, body, times)
         sql.executemany("INSERT OR IGNORE INTO stems VALUES (?, ?)", sorted(stems.rows()))
         progress("index", mails, mails)

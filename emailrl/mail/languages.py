@@ -1,17 +1,18 @@
 """Words as people write and inflect them: other spellings, German and Dutch compounds, scripts without spaces.
 
-Which language an email is in is not guessed. English forms of a keyword (``keys`` of ``key``) are made by rule and
-looked for in every email. An email that is not plainly English, or has letters that people also write as others
-(Müller or Mueller, Łukasz or Lukasz), is marked in ``emails.extra``, and the table ``stems`` has its words by their
-spellings and their stems in every language. In marked emails, a keyword stands for every word with which it shares one,
-and for every compound of it. FTS5 ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters,
-each after ``PARTY``, so that queries as ART-E writes them do not find these.
+Which language an email is in is not guessed. English forms of a keyword (``keys`` of ``key``) are made by rule. The
+table ``stems`` has the words of emails that are not plainly English (marked in ``emails.extra``), by their spellings
+(Müller or Mueller, Łukasz or Lukasz) and their stems in every other language, unless they stand more often in plainly
+English emails (``not``). A keyword stands for every word with which it shares one, and for every compound of it. FTS5
+ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters, each after ``PARTY``, so that
+queries as ART-E writes them do not find these.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, lru_cache
 from itertools import islice, product
@@ -74,20 +75,33 @@ def indexed_words(names: str, subject: str, body: str) -> list[str]:
 
 
 class Stems:
-    """Gathers the rows (stem, word) of the table ``stems`` for marked emails."""
+    """Gathers the rows (stem, word) of the table ``stems``: of the words of marked emails, without those that stand
+    more often in plainly English emails."""
 
     def __init__(self) -> None:
-        self._words, self._compounds = set[str](), set[str]()
+        self._words, self._english, self._compounds = Counter[str](), Counter[str](), set[str]()
 
     def add(self, names: str, subject: str, body: str) -> None:
-        text = f"{names}\n{subject}\n{body}".lower()
-        words = set(_WORD.findall(text if text.isascii() else normalize("NFC", text)))
-        self._words |= words
-        if _told(subject, body)[1]:
+        """Add a marked email; of one in plain English, its words of other letters alone."""
+        is_english, has_compounds = _told(subject, body)
+        words = _words_in(f"{names}\n{subject}\n{body}")
+        self._words.update((word for word in words if not word.isascii()) if is_english else words)
+        if has_compounds:
             self._compounds |= words
 
+    def compare(self, subject: str, body: str, times: int) -> None:
+        """Count the words of a plainly English email that stands for so many."""
+        for word in _words_in(f"{subject}\n{body}"):
+            if word in self._words:
+                self._english[word] += times
+
     def rows(self) -> set[tuple[str, str]]:
-        words = [word for word in self._words if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST]
+        words = [
+            word
+            for word, number in self._words.items()
+            if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST
+            if number >= self._english[word] or not word.isascii()
+        ]
         compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
         pairs = [(each, fold(word)) for word in words for each in {*spellings(word), fold(word)}]
         found = {(each, word) for each, word in pairs if each != word}
@@ -122,6 +136,11 @@ def marked(text: str) -> str:
 def words_of(text: str) -> set[str]:
     """Return the words of a text in lower case, as FTS5 keeps them."""
     return {*map(fold, _WORD.findall(text.lower()))}
+
+
+def _words_in(text: str) -> set[str]:
+    text = text.lower()
+    return {*_WORD.findall(text if text.isascii() else normalize("NFC", text))}
 
 
 def fold(word: str) -> str:

@@ -34,8 +34,8 @@ from emailrl.mail.database import (
     reading,
 )
 from emailrl.mail.languages import (
-    FOREIGN,
     english_forms,
+    fold,
     in_pairs,
     marked,
     phrases,
@@ -282,23 +282,23 @@ class Mailbox:
         in the column ``extra``, too."""
         if not keywords:
             return None, []
-        if not self.names or not any(map(marked, keywords)):
-            return f"{{subject body}} : ({' '.join(map(quoted, keywords))})", keywords
+        words = [word for keyword in keywords for word in words_apart(keyword) if marked(word)] if self.names else []
+        if not words:
+            return f"({' '.join(map(quoted, keywords))})", keywords
         clauses, written = list[str](), list[str]()
-        words = (word for keyword in keywords for word in words_apart(keyword))
-        for keyword in filter(marked, words):  # one without a word is left out, as an implicit AND does
+        for keyword in words:  # one without a word is left out, as an implicit AND does
             spelled = spellings(keyword)
-            forms = dict.fromkeys([*spelled, *phrases(keyword, english_forms)])
-            clause = _anywhere(forms, in_pairs(keyword))
-            others = dict.fromkeys(each for form in spelled for each in phrases(form, self._foreign_forms))
-            if others := dict.fromkeys(each for each in others if each not in forms):
-                clause += f" OR (extra : {quoted(FOREIGN)} AND ({_anywhere(others)}))"
-            clauses.append(f"({clause})")
-            written += [*forms, *others]
+            others = (each for form in spelled for each in phrases(form, self._foreign_forms))
+            own = {*map(fold, map(str.lower, spelled))}
+            more = dict.fromkeys([*phrases(keyword, english_forms), *others])
+            forms = [*spelled, *(form for form in more if form not in own)]
+            named = map(quoted, map(marked, forms))
+            clauses.append(f"({' OR '.join([*map(quoted, forms), *named, *in_pairs(keyword)])})")
+            written += forms
         return f"({' AND '.join(clauses)})", written
 
     def _foreign_forms(self, word: str) -> list[str]:
-        """The words of emails that are not plainly English for which a keyword stands."""
+        """The words of other languages for which a keyword stands."""
         if not self._opened().has_stems:
             return []
         return [form for (form,) in self._rows(_FORMS, (json.dumps(stem_ranges(word)), _MOST_FORMS))]
@@ -332,7 +332,7 @@ class Mailbox:
     def _party(self, address: str) -> str | None:
         """The FTS5 expression for the emails that name an address; None if none in the database does."""
         rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))
-        return f'parties : "{party_word(rows[0][0])}"' if rows else None
+        return quoted(party_word(rows[0][0])) if rows else None
 
     def _last_id(self, day: str) -> int:
         """The highest id of the emails dated ``day`` or later, which have the lowest ids (also negative ones)."""
@@ -363,13 +363,7 @@ def _checked(keywords: object) -> list[str]:
         if len(keyword) > MAX_KEYWORD_CHARS:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         _check_text("keywords", keyword)
-    return [*keywords]
-
-
-def _anywhere(forms: Iterable[str], others: Iterable[str] = ()) -> str:
-    """The FTS5 expression of phrases in subject or body, or as names; ``others`` are of the column ``extra`` alone."""
-    extra = " OR ".join([*map(quoted, map(marked, forms)), *others])
-    return f"{{subject body}} : ({' OR '.join(map(quoted, forms))}) OR extra : ({extra})"
+    return [keyword.replace(PARTY, " ") for keyword in keywords]
 
 
 def _check_address(name: str, value: object) -> str | None:
