@@ -10,6 +10,7 @@ queries as ART-E writes them do not find these.
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections import Counter
@@ -44,12 +45,14 @@ _CJK_RANGES = (
 )
 _CJK = re.compile(f"[{_CJK_RANGES}]")
 _RUN = re.compile(f"([{_CJK_RANGES}]+)|[^{_CJK_RANGES}]+")
+_LONGEST_DOUBLED = 6  # letters: permitted, but visited
 _SHORTEST, _SHORTEST_PART, _SHORTEST_COMPOUND, _LONGEST = 3, 4, 8, 40  # letters
 _BEGINS, _ENDS, _LAST = "<", ">", "\U0010ffff"  # begin the keys of compounds in ``stems``
 _MOST_FORMS = 3  # of each word of a phrase, and as many words
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
-_ENDINGS = ("", "s", "y", "e", "ies", "es", "ed", "ing", "d", "ied", "ying")
-_ENDING = re.compile("(?<=..)(?:i?e[sd]|y?ing|[sye])$")
+_ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying")  # of a word without its own
+_ENDING = re.compile("(?<=..)(?:i?e[sd]|(?<![aeiou])ying|ing|(?<!s)s|(?<!e)e|(?<![aeiou])y)$")
+_PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[aeiou][^aeiouwxy]$")
 _DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
@@ -115,15 +118,16 @@ class Stems:
 
 
 @lru_cache(8192)
-def stem_ranges(word: str) -> list[tuple[str, str]]:
-    """Return the first and the last key in ``stems`` of each group of words that a keyword of one word stands for."""
+def stem_ranges(word: str) -> str:
+    """Return, as JSON, the first and the last key in ``stems`` of each group of words that a keyword of one word stands
+    for."""
     word = normalize("NFC", word.lower())
     written = {word, fold(word)}
     found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
     for stem in {stem for name in _COMPOUNDING for stem in _stems(name, [word])}:
         if len(stem) >= _SHORTEST_PART:
             found += [(f"{key}{stem}", f"{key}{stem}{_LAST}") for key, stem in ((_BEGINS, stem), (_ENDS, stem[::-1]))]
-    return found
+    return json.dumps(found)
 
 
 @lru_cache(8192)
@@ -173,8 +177,15 @@ def english_forms(word: str) -> list[str]:
     if not (word.isascii() and word.isalpha() and _SHORTEST <= len(word) <= _LONGEST):
         return []
     root = _ENDING.sub("", word)
-    roots = (word, root, _DOUBLED.sub("", root), word + word[-1])
-    forms = dict.fromkeys(each + ending for ending in _ENDINGS for each in roots)
+    stripped = dict.fromkeys((root, _DOUBLED.sub("", root))) if root != word else ()
+    forms = [
+        f"{word}{'es' if _PLURAL_ES.search(word) else 's'}",
+        f"{word}{'d' if word[-1] == 'e' else 'ed'}",
+        f"{word}ing",
+    ]
+    if len(word) <= _LONGEST_DOUBLED and _DOUBLES.search(word):
+        forms += [f"{word}{word[-1]}ed", f"{word}{word[-1]}ing"]
+    forms = dict.fromkeys([*forms, *(each + ending for ending in _ENDINGS for each in stripped)])
     return [form for form in forms if form != word and stem(form) == stem(word)]
 
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
@@ -137,7 +139,7 @@ class Mailbox:
         self.db, self.inbox, self.until = Path(db), address, _check_day("until", until)
         self.order, self.without_keywords, self.names = order, without_keywords, names
         try:
-            stat = self.db.stat()
+            stat = os.stat(db)
         except OSError:
             raise no_database(self.db) from None
         key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
@@ -292,8 +294,7 @@ class Mailbox:
             own = {*map(fold, map(str.lower, spelled))}
             more = dict.fromkeys([*phrases(keyword, english_forms), *others])
             forms = [*spelled, *(form for form in more if form not in own)]
-            named = map(quoted, map(marked, forms))
-            clauses.append(f"({' OR '.join([*map(quoted, forms), *named, *in_pairs(keyword)])})")
+            clauses.append(f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})")
             written += forms
         return f"({' AND '.join(clauses)})", written
 
@@ -301,7 +302,7 @@ class Mailbox:
         """The words of other languages for which a keyword stands."""
         if not self._opened().has_stems:
             return []
-        return [form for (form,) in self._rows(_FORMS, (json.dumps(stem_ranges(word)), _MOST_FORMS))]
+        return [form for (form,) in self._rows(_FORMS, (stem_ranges(word), _MOST_FORMS))]
 
     def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
         """FTS5's snippet of subject or body (None: not made yet, since the email is long), or an excerpt if it is too
@@ -324,8 +325,10 @@ class Mailbox:
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         try:
+            return self._opened().connection.execute(sql, values).fetchall()
+        except sqlite3.Error:
             with reading(self.db):
-                return self._opened().connection.execute(sql, values).fetchall()
+                raise
         except MemoryError:
             raise ToolError("The search needs too much memory. Use fewer keywords.") from None
 
@@ -364,6 +367,12 @@ def _checked(keywords: object) -> list[str]:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         _check_text("keywords", keyword)
     return [keyword.replace(PARTY, " ") for keyword in keywords]
+
+
+@lru_cache(8192)
+def _anywhere(form: str) -> str:
+    """The FTS5 expression of a phrase in subject or body, or as a name."""
+    return f"{quoted(form)} OR {quoted(marked(form))}"
 
 
 def _check_address(name: str, value: object) -> str | None:
