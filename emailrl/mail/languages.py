@@ -52,7 +52,7 @@ _MOST_FORMS = 3  # of each word of a phrase, and as many words
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
 _ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying")  # of a word without its own
 _ENDING = re.compile("(?<=..)(?:i?e[sd]|(?<![aeiou])ying|ing|(?<!s)s|(?<!e)e|(?<![aeiou])y)$")
-_PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[aeiou][^aeiouwxy]$")
+_PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[^aeiou][aeiou][^aeiouwxy]$")
 _DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
@@ -185,7 +185,7 @@ def english_forms(word: str) -> list[str]:
     ]
     if len(word) <= _LONGEST_DOUBLED and _DOUBLES.search(word):
         forms += [f"{word}{word[-1]}ed", f"{word}{word[-1]}ing"]
-    forms = dict.fromkeys([*forms, *(each + ending for ending in _ENDINGS for each in stripped)])
+    forms = dict.fromkeys([*(each + ending for ending in _ENDINGS for each in stripped), *forms])
     return [form for form in forms if form != word and stem(form) == stem(word)]
 
 
