@@ -30,9 +30,14 @@ _COMPOUNDING = ("german", "dutch")
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 _ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others"))
 _FOREIGN = _COMPOUNDED | _OTHERS
+_IRREGULAR = dict[str, list[str]]()
+for _forms in map(str.split, WORDS["irregular"].split(",")):
+    for _form in _forms:
+        _IRREGULAR[_form] = [*_IRREGULAR.get(_form, ()), *_forms]
 _DOUBT = 5  # English words that outweigh one of another language
 _TOLD_CHARS = 400  # from which that is told
 _WORD = re.compile(r"[^\W_]+")
+_APOSTROPHE = re.compile(r"([^\W_]+)['’]([^\W_]+)")
 _ACCENTED = re.compile("([a-z])[\u0300-\u036f]+")
 _BOTH = {"ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe"}
 _TABLES = [
@@ -67,7 +72,7 @@ def _told(subject: str, body: str) -> tuple[bool, bool]:
 
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
     """Return what the index gets for an email besides its text, as it stands in ``emails.extra``."""
-    found, is_marked = list[str](), not _told(subject, body)[0]
+    found, is_marked = [marked(closed(names))] if closed(names) else list[str](), not _told(subject, body)[0]
     for text in (names, subject, body):
         if not text.isascii():
             is_marked = is_marked or _LETTER.search(normalize("NFC", text)) is not None
@@ -130,6 +135,11 @@ def stem_ranges(word: str) -> str:
     return json.dumps(found)
 
 
+def closed(names: str) -> str:
+    """Return the words that have an apostrophe without it: OBrien."""
+    return " ".join(map("".join, _APOSTROPHE.findall(names)))
+
+
 @lru_cache(8192)
 def marked(text: str) -> str:
     """Return the words of a text as they stand in ``emails.extra``."""
@@ -174,8 +184,9 @@ def english_forms(word: str) -> list[str]:
     """Return the inflections of an English word, those of nouns first: what differs in its ending alone and has the
     same stem, which tells ``evening`` from a form of ``even``."""
     word, stem = word.lower(), _stemmer("english").stemWord
+    known = [form for form in _IRREGULAR.get(word, ()) if form != word]
     if not (word.isascii() and word.isalpha() and _SHORTEST <= len(word) <= _LONGEST):
-        return []
+        return known
     root = _ENDING.sub("", word)
     stripped = dict.fromkeys((root, _DOUBLED.sub("", root))) if root != word else ()
     forms = [
@@ -186,7 +197,8 @@ def english_forms(word: str) -> list[str]:
     if len(word) <= _LONGEST_DOUBLED and _DOUBLES.search(word):
         forms += [f"{word}{word[-1]}ed", f"{word}{word[-1]}ing"]
     forms = dict.fromkeys([*(each + ending for ending in _ENDINGS for each in stripped), *forms])
-    return [form for form in forms if form != word and stem(form) == stem(word)]
+    made = (form for form in forms if form != word and stem(form) == stem(word))
+    return [*dict.fromkeys([*known, *made])]
 
 
 def words_apart(keyword: str) -> list[str]:

@@ -15,7 +15,6 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
@@ -36,6 +35,7 @@ from emailrl.mail.database import (
     reading,
 )
 from emailrl.mail.languages import (
+    closed,
     english_forms,
     fold,
     in_pairs,
@@ -232,7 +232,9 @@ class Mailbox:
         forms = [words_of(" ".join([*spellings(word), *self._foreign_forms(word)])) for word in words_of(address)]
         match = " AND ".join(f"({' OR '.join(quoted(PARTY + form) for form in each)})" for each in forms)
         rows = self._rows(_NAMED, (f"extra : ({match}) AND {self._member}", MOST_COUNTED)) if self._member else []
-        names = {each: words_of(name) for (lines,) in rows for each, name in names_of(lines).items()}
+        names = {
+            each: words_of(f"{name} {closed(name)}") for (lines,) in rows for each, name in names_of(lines).items()
+        }
         return [each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS]
 
     def read(self, message_id: str) -> Email | None:
@@ -371,8 +373,10 @@ def _checked(keywords: object) -> list[str]:
 
 @lru_cache(8192)
 def _anywhere(form: str) -> str:
-    """The FTS5 expression of a phrase in subject or body, or as a name."""
-    return f"{quoted(form)} OR {quoted(marked(form))}"
+    """The FTS5 expression of a phrase in subject or body, or as a name, two words of which may be in either order."""
+    words = marked(form).split()
+    named = f"NEAR({' '.join(map(quoted, words))}, 0)" if len(words) == 2 else quoted(" ".join(words))
+    return f"{quoted(form)} OR {named}"
 
 
 def _check_address(name: str, value: object) -> str | None:
