@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 NO_MESSAGES = ("empty", "not_mail", "not_a_file")  # reasons of files without a message, such as indexes
 NUM_SHOWN = 5  # number of inboxes in the summary
-_SHARE_SHOWN = 10  # one that is smaller than the largest by more is not shown
 
 
 @setting_options("source db attachment_text")
@@ -200,16 +199,17 @@ def _print_summary(report: BuildReport, settings: StoreSettings, console: Consol
 def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.database import opened
-    from emailrl.questions.inbox import MIN_MAILS, MailReader, largest_owners, listed
+    from emailrl.questions.inbox import MIN_MAILS, MailReader, listed
     from emailrl.questions.inbox import owners as owners_of
     from emailrl.questions.load import questions_file
     from emailrl.questions.splits import FEW
 
     with opened(db) as connection:
-        reader = MailReader(connection)
-        least = max((owner.mails for owner in largest_owners(reader)), default=0) // _SHARE_SHOWN
-        found = (one for one in owners_of(reader, max(1, least)) if 3 * (one.mails - one.sent) >= one.mails)
-        owners = [*islice(found, NUM_SHOWN + 1)]
+        found = (owners_of(MailReader(connection), least) for least in (MIN_MAILS // 4, 1))
+        boxes = (
+            [*islice((one for one in each if 3 * (one.mails - one.sent) >= one.mails), NUM_SHOWN + 1)] for each in found
+        )
+        owners = next(filter(None, boxes), [])
     if owners:
         say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{', …' if len(owners) > NUM_SHOWN else ''}", console)
         print_next(["ask", "--db", str(settings.store.db), "--inbox", owners[0].address])

@@ -281,7 +281,7 @@ _STEMMED = f"""
     SELECT names || char(10) || attachments, subject, body FROM emails
     WHERE id BETWEEN ? AND ? AND extra LIKE '%{FOREIGN}'"""
 _COMPARED = f"SELECT subject, body FROM emails WHERE id % ? = 0 AND extra NOT LIKE '%{FOREIGN}'"
-_COMPARED_MAILS = 4000
+_COMPARED_MAILS = 1000
 _THREADED = "SELECT id, message_id, subject, refs FROM emails"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 

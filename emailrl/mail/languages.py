@@ -72,7 +72,7 @@ def _told(subject: str, body: str) -> tuple[bool, bool]:
 
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
     """Return what the index gets for an email besides its text, as it stands in ``emails.extra``."""
-    found, is_marked = [marked(closed(names))] if closed(names) else list[str](), not _told(subject, body)[0]
+    found, is_marked = list[str](filter(None, [marked(closed(names))])), not _told(subject, body)[0]
     for text in (names, subject, body):
         if not text.isascii():
             is_marked = is_marked or _LETTER.search(normalize("NFC", text)) is not None
@@ -137,7 +137,7 @@ def stem_ranges(word: str) -> str:
 
 def closed(names: str) -> str:
     """Return the words that have an apostrophe without it: OBrien."""
-    return " ".join(map("".join, _APOSTROPHE.findall(names)))
+    return " ".join(map("".join, _APOSTROPHE.findall(names))) if "'" in names or "’" in names else ""
 
 
 @lru_cache(8192)
