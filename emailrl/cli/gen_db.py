@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,20 +101,21 @@ def gen_db(
                 above.print(one_line(f"{title}: {name or '(no name)'}"), soft_wrap=True)
 
             shown: dict[str, Any] = {"progress": progress, "listing": listed if verbose else None}
+            existed = settings.db.is_file()
             report = build_database(opened, settings.db, settings=settings, workers=workers, sync=sync, **shown, **how)
         _print_summary(report, settings, console)
         if overwrite and (questions := questions_file(report.db)).is_file():
             say(f"Note: {questions} belongs to the replaced database. Remove it, or gen-questions --overwrite.")
-        if sync:
+        if sync and existed:
             console.print(f"Since the last build: {report.added:,} added, {report.removed:,} removed")
-        if (append or sync) and report.added + report.removed:
+        if existed and (append or sync) and report.added + report.removed:
             say(
                 "The database has changed: runs started on it cannot resume, and answers to old questions about the "
                 "first, the last or the number of emails may be wrong. Generate new ones with gen-questions."
             )
     _print_next(everything, report.db, console)
     if json:
-        print_json({name: getattr(report, name) for name in ("emails", "recipients", "skipped", "seconds", "db")})
+        print_json(report)
 
 
 def _with_db(settings: Settings, db: Path, *, append: bool) -> Settings:
@@ -187,7 +189,7 @@ def _print_summary(report: BuildReport, settings: StoreSettings, console: Consol
     if report.attachments:
         texts = ", and texts that can be read," if settings.attachment_text else ""
         console.print(f"{counted(report.attachments, 'attached file')}: names{texts} stored")
-    for title, counts in (("skipped", report.skipped), ("repaired", report.defects)):
+    for title, counts in (("skipped", report.skipped), ("repaired", report.repaired)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""
             name = "no mail" if kind in NO_MESSAGES else title
@@ -197,12 +199,17 @@ def _print_summary(report: BuildReport, settings: StoreSettings, console: Consol
 def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.database import opened
-    from emailrl.questions.inbox import MIN_MAILS, MailReader, largest_owners, listed
+    from emailrl.questions.inbox import MIN_MAILS, MailReader, listed
+    from emailrl.questions.inbox import owners as owners_of
     from emailrl.questions.load import questions_file
     from emailrl.questions.splits import FEW
 
     with opened(db) as connection:
-        owners = largest_owners(MailReader(connection), NUM_SHOWN + 1)
+        found = (owners_of(MailReader(connection), least) for least in (MIN_MAILS // 4, 1))
+        boxes = (
+            [*islice((one for one in each if 3 * (one.mails - one.sent) >= one.mails), NUM_SHOWN + 1)] for each in found
+        )
+        owners = next(filter(None, boxes), [])
     if owners:
         say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{', …' if len(owners) > NUM_SHOWN else ''}", console)
         print_next(["ask", "--db", str(settings.store.db), "--inbox", owners[0].address])

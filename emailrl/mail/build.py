@@ -71,7 +71,7 @@ class BuildReport:
     skipped: dict[str, int]  # messages not stored, by reason
     seconds: float
     db: Path
-    defects: dict[str, int]  # messages stored despite defects, by kind
+    repaired: dict[str, int]  # messages stored despite defects, by kind
     attachments: int = 0  # attached files of the stored messages
     added: int = 0  # stored emails that the database did not have
     removed: int = 0  # emails that it had and that ``sync`` did not find
@@ -132,10 +132,10 @@ def build_database(
             is_new = loader.mails > 0 and added + removed > 0
             if is_new and removed:
                 with database.opened(db) as connection:
-                    if database.noted(connection, "appended"):
-                        raise UsageError(
-                            f"--sync would remove {removed:,} emails from {db}, added to by --append.", _TO_ADD
-                        )
+                    is_added_to = database.noted(connection, "appended")
+                if is_added_to or 2 * removed > num_before:
+                    why = ", added to by --append" if is_added_to else f", most of its {num_before:,}: is it all there?"
+                    raise UsageError(f"--sync would remove {removed:,} emails from {db}{why}.", _TO_ADD)
             if is_new:
                 loader.write(progress, texts=settings.attachment_text)
         if is_new:
@@ -280,6 +280,8 @@ _UNINDEX = (
 _STEMMED = f"""
     SELECT names || char(10) || attachments, subject, body FROM emails
     WHERE id BETWEEN ? AND ? AND extra LIKE '%{FOREIGN}'"""
+_COMPARED = f"SELECT subject, body FROM emails WHERE id % ? = 0 AND extra NOT LIKE '%{FOREIGN}'"
+_COMPARED_MAILS = 1000
 _THREADED = "SELECT id, message_id, subject, refs FROM emails"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 
@@ -446,5 +448,9 @@ class _Loader:
                 for text in sql.execute(_STEMMED, (first, last)):
                     stems.add(*text)
                 done += last - first + 1
+        (stored,) = sql.execute("SELECT count(*) FROM emails").fetchone()
+        times = max(1, stored // _COMPARED_MAILS)
+        for subject, body in sql.execute(_COMPARED, (times,)):
+            stems.compare(subject, body, times)
         sql.executemany("INSERT OR IGNORE INTO stems VALUES (?, ?)", sorted(stems.rows()))
         progress("index", mails, mails)

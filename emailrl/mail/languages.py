@@ -1,17 +1,19 @@
 """Words as people write and inflect them: other spellings, German and Dutch compounds, scripts without spaces.
 
-Which language an email is in is not guessed. English forms of a keyword (``keys`` of ``key``) are made by rule and
-looked for in every email. An email that is not plainly English, or has letters that people also write as others
-(Müller or Mueller, Łukasz or Lukasz), is marked in ``emails.extra``, and the table ``stems`` has its words by their
-spellings and their stems in every language. In marked emails, a keyword stands for every word with which it shares one,
-and for every compound of it. FTS5 ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters,
-each after ``PARTY``, so that queries as ART-E writes them do not find these.
+Which language an email is in is not guessed. English forms of a keyword (``keys`` of ``key``) are made by rule. The
+table ``stems`` has the words of emails that are not plainly English (marked in ``emails.extra``), by their spellings
+(Müller or Mueller, Łukasz or Lukasz) and their stems in every other language, unless they stand more often in plainly
+English emails (``not``). A keyword stands for every word with which it shares one, and for every compound of it. FTS5
+ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters, each after ``PARTY``, so that
+queries as ART-E writes them do not find these.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, lru_cache
 from itertools import islice, product
@@ -28,9 +30,14 @@ _COMPOUNDING = ("german", "dutch")
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 _ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others"))
 _FOREIGN = _COMPOUNDED | _OTHERS
+_IRREGULAR = dict[str, list[str]]()
+for _forms in map(str.split, WORDS["irregular"].split(",")):
+    for _form in _forms:
+        _IRREGULAR[_form] = [*_IRREGULAR.get(_form, ()), *_forms]
 _DOUBT = 5  # English words that outweigh one of another language
 _TOLD_CHARS = 400  # from which that is told
 _WORD = re.compile(r"[^\W_]+")
+_APOSTROPHE = re.compile(r"([^\W_]+)['’]([^\W_]+)")
 _ACCENTED = re.compile("([a-z])[\u0300-\u036f]+")
 _BOTH = {"ß": "ss", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe"}
 _TABLES = [
@@ -43,12 +50,14 @@ _CJK_RANGES = (
 )
 _CJK = re.compile(f"[{_CJK_RANGES}]")
 _RUN = re.compile(f"([{_CJK_RANGES}]+)|[^{_CJK_RANGES}]+")
+_LONGEST_DOUBLED = 6  # letters: permitted, but visited
 _SHORTEST, _SHORTEST_PART, _SHORTEST_COMPOUND, _LONGEST = 3, 4, 8, 40  # letters
 _BEGINS, _ENDS, _LAST = "<", ">", "\U0010ffff"  # begin the keys of compounds in ``stems``
 _MOST_FORMS = 3  # of each word of a phrase, and as many words
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
-_ENDINGS = ("", "s", "y", "e", "ies", "es", "ed", "ing", "d", "ied", "ying")
-_ENDING = re.compile("(?<=..)(?:i?e[sd]|y?ing|[sye])$")
+_ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying")  # of a word without its own
+_ENDING = re.compile("(?<=..)(?:i?e[sd]|(?<![aeiou])ying|ing|(?<!s)s|(?<!e)e|(?<![aeiou])y)$")
+_PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[^aeiou][aeiou][^aeiouwxy]$")
 _DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
@@ -63,7 +72,7 @@ def _told(subject: str, body: str) -> tuple[bool, bool]:
 
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
     """Return what the index gets for an email besides its text, as it stands in ``emails.extra``."""
-    found, is_marked = list[str](), not _told(subject, body)[0]
+    found, is_marked = list[str](filter(None, [marked(closed(names))])), not _told(subject, body)[0]
     for text in (names, subject, body):
         if not text.isascii():
             is_marked = is_marked or _LETTER.search(normalize("NFC", text)) is not None
@@ -74,20 +83,33 @@ def indexed_words(names: str, subject: str, body: str) -> list[str]:
 
 
 class Stems:
-    """Gathers the rows (stem, word) of the table ``stems`` for marked emails."""
+    """Gathers the rows (stem, word) of the table ``stems``: of the words of marked emails, without those that stand
+    more often in plainly English emails."""
 
     def __init__(self) -> None:
-        self._words, self._compounds = set[str](), set[str]()
+        self._words, self._english, self._compounds = Counter[str](), Counter[str](), set[str]()
 
     def add(self, names: str, subject: str, body: str) -> None:
-        text = f"{names}\n{subject}\n{body}".lower()
-        words = set(_WORD.findall(text if text.isascii() else normalize("NFC", text)))
-        self._words |= words
-        if _told(subject, body)[1]:
+        """Add a marked email; of one in plain English, its words of other letters alone."""
+        is_english, has_compounds = _told(subject, body)
+        words = _words_in(f"{names}\n{subject}\n{body}")
+        self._words.update((word for word in words if not word.isascii()) if is_english else words)
+        if has_compounds:
             self._compounds |= words
 
+    def compare(self, subject: str, body: str, times: int) -> None:
+        """Count the words of a plainly English email that stands for so many."""
+        for word in _words_in(f"{subject}\n{body}"):
+            if word in self._words:
+                self._english[word] += times
+
     def rows(self) -> set[tuple[str, str]]:
-        words = [word for word in self._words if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST]
+        words = [
+            word
+            for word, number in self._words.items()
+            if word.isalpha() and _SHORTEST <= len(word) <= _LONGEST
+            if number >= self._english[word] or not word.isascii()
+        ]
         compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
         pairs = [(each, fold(word)) for word in words for each in {*spellings(word), fold(word)}]
         found = {(each, word) for each, word in pairs if each != word}
@@ -101,15 +123,21 @@ class Stems:
 
 
 @lru_cache(8192)
-def stem_ranges(word: str) -> list[tuple[str, str]]:
-    """Return the first and the last key in ``stems`` of each group of words that a keyword of one word stands for."""
+def stem_ranges(word: str) -> str:
+    """Return, as JSON, the first and the last key in ``stems`` of each group of words that a keyword of one word stands
+    for."""
     word = normalize("NFC", word.lower())
     written = {word, fold(word)}
     found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
     for stem in {stem for name in _COMPOUNDING for stem in _stems(name, [word])}:
         if len(stem) >= _SHORTEST_PART:
             found += [(f"{key}{stem}", f"{key}{stem}{_LAST}") for key, stem in ((_BEGINS, stem), (_ENDS, stem[::-1]))]
-    return found
+    return json.dumps(found)
+
+
+def closed(names: str) -> str:
+    """Return the words that have an apostrophe without it: OBrien."""
+    return " ".join(map("".join, _APOSTROPHE.findall(names))) if "'" in names or "’" in names else ""
 
 
 @lru_cache(8192)
@@ -122,6 +150,11 @@ def marked(text: str) -> str:
 def words_of(text: str) -> set[str]:
     """Return the words of a text in lower case, as FTS5 keeps them."""
     return {*map(fold, _WORD.findall(text.lower()))}
+
+
+def _words_in(text: str) -> set[str]:
+    text = text.lower()
+    return {*_WORD.findall(text if text.isascii() else normalize("NFC", text))}
 
 
 def fold(word: str) -> str:
@@ -151,12 +184,21 @@ def english_forms(word: str) -> list[str]:
     """Return the inflections of an English word, those of nouns first: what differs in its ending alone and has the
     same stem, which tells ``evening`` from a form of ``even``."""
     word, stem = word.lower(), _stemmer("english").stemWord
+    known = [form for form in _IRREGULAR.get(word, ()) if form != word]
     if not (word.isascii() and word.isalpha() and _SHORTEST <= len(word) <= _LONGEST):
-        return []
+        return known
     root = _ENDING.sub("", word)
-    roots = (word, root, _DOUBLED.sub("", root), word + word[-1])
-    forms = dict.fromkeys(each + ending for ending in _ENDINGS for each in roots)
-    return [form for form in forms if form != word and stem(form) == stem(word)]
+    stripped = dict.fromkeys((root, _DOUBLED.sub("", root))) if root != word else ()
+    forms = [
+        f"{word}{'es' if _PLURAL_ES.search(word) else 's'}",
+        f"{word}{'d' if word[-1] == 'e' else 'ed'}",
+        f"{word}ing",
+    ]
+    if len(word) <= _LONGEST_DOUBLED and _DOUBLES.search(word):
+        forms += [f"{word}{word[-1]}ed", f"{word}{word[-1]}ing"]
+    forms = dict.fromkeys([*(each + ending for ending in _ENDINGS for each in stripped), *forms])
+    made = (form for form in forms if form != word and stem(form) == stem(word))
+    return [*dict.fromkeys([*known, *made])]
 
 
 def words_apart(keyword: str) -> list[str]:

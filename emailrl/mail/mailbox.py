@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
@@ -34,8 +35,9 @@ from emailrl.mail.database import (
     reading,
 )
 from emailrl.mail.languages import (
-    FOREIGN,
+    closed,
     english_forms,
+    fold,
     in_pairs,
     marked,
     phrases,
@@ -137,7 +139,7 @@ class Mailbox:
         self.db, self.inbox, self.until = Path(db), address, _check_day("until", until)
         self.order, self.without_keywords, self.names = order, without_keywords, names
         try:
-            stat = self.db.stat()
+            stat = os.stat(db)
         except OSError:
             raise no_database(self.db) from None
         key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
@@ -230,7 +232,9 @@ class Mailbox:
         forms = [words_of(" ".join([*spellings(word), *self._foreign_forms(word)])) for word in words_of(address)]
         match = " AND ".join(f"({' OR '.join(quoted(PARTY + form) for form in each)})" for each in forms)
         rows = self._rows(_NAMED, (f"extra : ({match}) AND {self._member}", MOST_COUNTED)) if self._member else []
-        names = {each: words_of(name) for (lines,) in rows for each, name in names_of(lines).items()}
+        names = {
+            each: words_of(f"{name} {closed(name)}") for (lines,) in rows for each, name in names_of(lines).items()
+        }
         return [each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS]
 
     def read(self, message_id: str) -> Email | None:
@@ -282,26 +286,25 @@ class Mailbox:
         in the column ``extra``, too."""
         if not keywords:
             return None, []
-        if not self.names or not any(map(marked, keywords)):
-            return f"{{subject body}} : ({' '.join(map(quoted, keywords))})", keywords
+        words = [word for keyword in keywords for word in words_apart(keyword) if marked(word)] if self.names else []
+        if not words:
+            return f"({' '.join(map(quoted, keywords))})", keywords
         clauses, written = list[str](), list[str]()
-        words = (word for keyword in keywords for word in words_apart(keyword))
-        for keyword in filter(marked, words):  # one without a word is left out, as an implicit AND does
+        for keyword in words:  # one without a word is left out, as an implicit AND does
             spelled = spellings(keyword)
-            forms = dict.fromkeys([*spelled, *phrases(keyword, english_forms)])
-            clause = _anywhere(forms, in_pairs(keyword))
-            others = dict.fromkeys(each for form in spelled for each in phrases(form, self._foreign_forms))
-            if others := dict.fromkeys(each for each in others if each not in forms):
-                clause += f" OR (extra : {quoted(FOREIGN)} AND ({_anywhere(others)}))"
-            clauses.append(f"({clause})")
-            written += [*forms, *others]
+            others = (each for form in spelled for each in phrases(form, self._foreign_forms))
+            own = {*map(fold, map(str.lower, spelled))}
+            more = dict.fromkeys([*phrases(keyword, english_forms), *others])
+            forms = [*spelled, *(form for form in more if form not in own)]
+            clauses.append(f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})")
+            written += forms
         return f"({' AND '.join(clauses)})", written
 
     def _foreign_forms(self, word: str) -> list[str]:
-        """The words of emails that are not plainly English for which a keyword stands."""
+        """The words of other languages for which a keyword stands."""
         if not self._opened().has_stems:
             return []
-        return [form for (form,) in self._rows(_FORMS, (json.dumps(stem_ranges(word)), _MOST_FORMS))]
+        return [form for (form,) in self._rows(_FORMS, (stem_ranges(word), _MOST_FORMS))]
 
     def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
         """FTS5's snippet of subject or body (None: not made yet, since the email is long), or an excerpt if it is too
@@ -324,15 +327,17 @@ class Mailbox:
 
     def _rows(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         try:
+            return self._opened().connection.execute(sql, values).fetchall()
+        except sqlite3.Error:
             with reading(self.db):
-                return self._opened().connection.execute(sql, values).fetchall()
+                raise
         except MemoryError:
             raise ToolError("The search needs too much memory. Use fewer keywords.") from None
 
     def _party(self, address: str) -> str | None:
         """The FTS5 expression for the emails that name an address; None if none in the database does."""
         rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))
-        return f'parties : "{party_word(rows[0][0])}"' if rows else None
+        return quoted(party_word(rows[0][0])) if rows else None
 
     def _last_id(self, day: str) -> int:
         """The highest id of the emails dated ``day`` or later, which have the lowest ids (also negative ones)."""
@@ -363,13 +368,15 @@ def _checked(keywords: object) -> list[str]:
         if len(keyword) > MAX_KEYWORD_CHARS:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         _check_text("keywords", keyword)
-    return [*keywords]
+    return [keyword.replace(PARTY, " ") for keyword in keywords]
 
 
-def _anywhere(forms: Iterable[str], others: Iterable[str] = ()) -> str:
-    """The FTS5 expression of phrases in subject or body, or as names; ``others`` are of the column ``extra`` alone."""
-    extra = " OR ".join([*map(quoted, map(marked, forms)), *others])
-    return f"{{subject body}} : ({' OR '.join(map(quoted, forms))}) OR extra : ({extra})"
+@lru_cache(8192)
+def _anywhere(form: str) -> str:
+    """The FTS5 expression of a phrase in subject or body, or as a name, two words of which may be in either order."""
+    words = marked(form).split()
+    named = f"NEAR({' '.join(map(quoted, words))}, 0)" if len(words) == 2 else quoted(" ".join(words))
+    return f"{quoted(form)} OR {named}"
 
 
 def _check_address(name: str, value: object) -> str | None:

@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import lru_cache
 
 from emailrl.mail.database import SNIPPET_WORDS, is_cancelled
 from emailrl.mail.languages import fold
@@ -46,9 +47,13 @@ def short_text(keywords: Sequence[str]) -> int:
     """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
     keyword's longest word, and one more character separates it from the next. No word of a text matches two different
     ones."""
-    words = [_WORD.findall(fold(keyword.lower())) for keyword in keywords]
-    longest = Counter(max(each, key=len, default="") for each in words)
+    longest = Counter(map(_longest_word, keywords))
     return int(_MOST_MATCHES / max(number / (1 + (len(word) or 1)) for word, number in longest.items()))
+
+
+@lru_cache(8192)
+def _longest_word(keyword: str) -> str:
+    return max(_WORD.findall(fold(keyword.lower())), key=len, default="")
 
 
 def has_few_matches(text: str, keywords: Sequence[str]) -> bool:

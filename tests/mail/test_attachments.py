@@ -89,7 +89,7 @@ def test_texts_are_stored_marked_and_found_if_asked_for_and_names_always(tmp_pat
     for asked in (False, True):
         settings = StoreSettings(attachment_text=asked)
         report = build_database(open_source(source), tmp_path / f"{asked}.db", settings=settings, workers=0)
-        assert (report.emails, report.attachments, report.defects) == (2, 6, {})
+        assert (report.emails, report.attachments, report.repaired) == (2, 6, {})
         with open_mailbox(report.db, "bob@x.org") as box:
             email = box.read("<1@x>")
             assert email and email.attachments == [name for name, _, _ in FILES]
@@ -127,7 +127,7 @@ def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pyte
     build = build_database(
         open_source(source), tmp_path / "m.db", settings=settings, workers=0, listing=lambda *line: heard.append(line)
     )
-    assert (build.emails, build.skipped, build.defects) == (8, {}, {"attachment_unread": 7})
+    assert (build.emails, build.skipped, build.repaired) == (8, {}, {"attachment_unread": 7})
     assert heard == [("repaired", "attachment_unread", f"own.mbox#{number}") for number in range(1, 8)]
     assert found(build.db, "bob@x.org", "Zephyr") == ["<9@x>"]  # the file after them is read
     assert reader._child is None  # and no process stays

@@ -59,7 +59,7 @@ def test_headers_without_end_are_mended_and_counted(tmp_path: Path, email: Make)
     db = tmp_path / "mail.db"
     report = build_database(mails, db)
     assert (report.emails, report.skipped) == (5, {})
-    assert report.defects == {"long_subject": 1, "long_address": 1, "long_message_id": 2}
+    assert report.repaired == {"long_subject": 1, "long_address": 1, "long_message_id": 2}
     stored = {mail.file_name: mail for mail in stored_emails(db)}
     assert stored["f/1."] == mails[0]
     assert stored["f/2."].subject == "s" * 1000 and stored["f/2."].to == ["b@x"]

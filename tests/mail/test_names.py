@@ -60,7 +60,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("Mieterhoehung", [1]), ("Mieterhöhung", [1]), ("Mieterho\u0308hung 2026", [1]), ("mieterhohung", [1]),
         ("O'Brien", [2]), ("Łukasz", [3]), ("Lukasz Zak", [3]), ("Zak", [3]), ("Frau Weiss", [1]),
         ("Hauptstrasse", [1]),
-        ("Ann Lee", [5, 4, 3, 2, 1]), ("Lee Ann", []), ("x.de", []),
+        ("Ann Lee", [5, 4, 3, 2, 1]), ("Lee Ann", [5, 4, 3, 2, 1]), ("OBrien", [2]), ("x.de", []),
     ],
 )  # fmt: skip
 def test_names_are_found_in_every_spelling_and_not_by_art_e_s_queries(
@@ -72,7 +72,7 @@ def test_names_are_found_in_every_spelling_and_not_by_art_e_s_queries(
     assert not any("\ue000" in hit.snippet for hit in box.search([keyword]))
     [(raw,)] = rows(db, "SELECT count(*) FROM emails_fts WHERE emails_fts MATCH ?", f'"{keyword}"')
     exact = [hit.message_id for hit in open_mailbox(db, ME, names=False).search([keyword])]
-    in_text = {"Mueller": ["<2@x>"], "Ann Lee": []}.get(keyword, [])
+    in_text = {"Mueller": ["<2@x>"]}.get(keyword, [])
     assert exact == in_text and raw == len(in_text)
 
 
@@ -212,5 +212,6 @@ def test_people_are_named_by_address_or_name(db: Path) -> None:
             assert [hit.message_id for hit in box.search([], from_addr=name)] == ["<1@x>"], name
         assert [hit.message_id for hit in box.search(["Termin"], from_addr="Lukasz")] == ["<3@x>"]
         assert box.count([], to_addr="Ann Lee") == 5 and box.count([], from_addr="Ann Lee") == 1
+        assert [hit.message_id for hit in box.search([], from_addr="obrien")] == ["<2@x>"]
         assert box.search([], from_addr="Miete") == box.search([], from_addr="Mieterhöhung") == []
     assert open_mailbox(db, ME, names=False).search([], from_addr="Mueller") == []

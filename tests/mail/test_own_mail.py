@@ -161,7 +161,7 @@ def test_a_device_that_reuses_its_message_id_loses_no_mail(tmp_path: Path) -> No
         return f"{text}{body or f'Page {hour}.'}\n".encode()
 
     report = read(10, 11, 12, 11)
-    assert (report.emails, report.skipped, report.defects) == (3, {"duplicate_id": 1}, {"reused_message_id": 2})
+    assert (report.emails, report.skipped, report.repaired) == (3, {"duplicate_id": 1}, {"reused_message_id": 2})
     again = read(12, 11, 13, 10, append=True)
     assert (again.added, again.skipped) == (1, {"duplicate_id": 3})
     assert read(10, 11, 12, 13, sync=True).added == 0

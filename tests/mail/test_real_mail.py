@@ -50,7 +50,7 @@ def test_every_message_is_stored_or_counted(built: BuildReport) -> None:
     # Four mails to a group (<"the.desk":@enron.com>) have no recipient, where the standard library sees two each.
     assert (built.emails, built.recipients) == (23585, 120481)
     assert built.emails + sum(built.skipped.values()) == 34010
-    assert built.defects == {}
+    assert built.repaired == {}
     rows(built.db, "INSERT INTO emails_fts(emails_fts, rank) VALUES ('integrity-check', 1)")
     disorder = "emails a JOIN emails b ON b.id = a.id + 1 WHERE (a.date, a.message_id) <= (b.date, b.message_id)"
     assert rows(built.db, f"SELECT count(*) FROM {disorder}") == [(0,)]

@@ -146,7 +146,7 @@ def test_everything_of_a_folder_is_stored_or_counted_and_listed(tmp_path: Path) 
     report = build_database(open_source(several), tmp_path / "mail.db", listing=lambda *line: heard.append(line))
     assert (report.emails, report.skipped) == (10, {"not_mail": 2, "bad_row": 1, "duplicate_id": 1})
     assert ("skipped", "duplicate_id", "i") in heard and ("repaired", "no_sender", "f") in heard
-    for what, counts in (("skipped", report.skipped), ("repaired", report.defects)):
+    for what, counts in (("skipped", report.skipped), ("repaired", report.repaired)):
         assert {kind: sum(line[:2] == (what, kind) for line in heard) for kind in counts} == counts
         assert sum(line[0] == what for line in heard) == sum(counts.values())
     (several / "b").write_bytes((several / "b").read_bytes()[:-15])

@@ -66,6 +66,7 @@ _DATA_SUBTYPE = re.compile("calendar|css|csv|directory|javascript|rfc822-headers
 _WORD = re.compile(r"\w+")
 _NOTICE_CHARS, _FULLER = 500, 3
 """A plain text up to this long may only say that there is HTML: one this many times as long is preferred."""
+_FEW_WORDS = 3  # of which it is not told whether they are of another text
 _FORWARDED = ("from", "to", "date", "subject")
 _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 
@@ -468,7 +469,15 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
         size = sum(len(_SEEN.findall(text[: 4 * _NOTICE_CHARS])) for _, text in found)
         if not best or size > most * _FULLER:
             best, most = found, size
+        elif _differ(best, found):
+            best += found
     return best
+
+
+def _differ(*texts: list[tuple[int, str]]) -> bool:
+    """Whether two alternatives say different things: as a notice that there is HTML and the HTML do."""
+    one, other = ({word for _, text in each for word in _WORD.findall(text.lower())} for each in texts)
+    return 2 * len(one & other) < (fewest := min(len(one), len(other))) and fewest >= _FEW_WORDS
 
 
 def _rank(part: Part, named: bool) -> int:
