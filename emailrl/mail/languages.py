@@ -189,14 +189,10 @@ def english_forms(word: str) -> list[str]:
         return known
     root = _ENDING.sub("", word)
     stripped = dict.fromkeys((root, _DOUBLED.sub("", root))) if root != word else ()
-    forms = [
-        f"{word}{'es' if _PLURAL_ES.search(word) else 's'}",
-        f"{word}{'d' if word[-1] == 'e' else 'ed'}",
-        f"{word}ing",
-    ]
+    ends = ["es" if _PLURAL_ES.search(word) else "s", "d" if word[-1] == "e" else "ed", "ing"]
     if len(word) <= _LONGEST_DOUBLED and _DOUBLES.search(word):
-        forms += [f"{word}{word[-1]}ed", f"{word}{word[-1]}ing"]
-    forms = dict.fromkeys([*(each + ending for ending in _ENDINGS for each in stripped), *forms])
+        ends += [f"{word[-1]}ed", f"{word[-1]}ing"]
+    forms = [*(each + ending for ending in _ENDINGS for each in stripped), *(word + end for end in ends)]
     made = (form for form in forms if form != word and stem(form) == stem(word))
     return [*dict.fromkeys([*known, *made])]
 

@@ -109,6 +109,7 @@ def test_english_mail_gets_nothing_and_a_word_its_inflections_alone(db: Path) ->
     }
     assert english_forms("ferries")[0] == "ferry" and english_forms("key")[0] == "keys"
     assert {"planned", "planning"} <= {*english_forms("plan")} and "planed" not in english_forms("plan")
+    assert "go" in english_forms("went") and "went" in english_forms("go")
     assert "even" not in english_forms("evening") and "new" not in english_forms("news")
 
 

@@ -127,3 +127,10 @@ def test_any_bytes_are_a_mail_or_skipped(raw: bytes, head: bytes) -> None:
         for text in (email.subject, email.body, email.message_id, email.from_address, *email.to, *email.cc, *email.bcc):
             text.encode()
             assert "\0" not in text
+
+
+def test_a_short_html_is_not_lost_behind_a_notice() -> None:
+    head = "From: a@x\nSubject: s\nContent-Type: multipart/alternative; boundary=B\n\n--B\nContent-Type: text/plain\n\n"
+    parts = "Your program cannot show HTML.\n--B\nContent-Type: text/html\n\n<p>Back payment: 96.31 euros.</p>\n--B--\n"
+    body = fields(parse_message((head + parts).encode()))["body"]
+    assert "Back payment: 96.31 euros." in str(body)

@@ -166,6 +166,11 @@ def test_the_fingerprint_follows_what_is_removed(tmp_path: Path) -> None:
     assert built(folder, db, sync=True).added == 1 and database_fingerprint(db) != before
     (folder / "3.eml").unlink()
     assert built(folder, db, sync=True).removed == 1 and database_fingerprint(db) == before
+    for number in range(2):
+        (folder / f"{number}.eml").unlink()
+    with pytest.raises(UsageError, match="would remove 2 emails"):
+        built(folder, db, sync=True)
+    assert database_fingerprint(db) == before, "most of the mail is not removed"
 
 
 FACTS = {
