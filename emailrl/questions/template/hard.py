@@ -16,12 +16,7 @@ MAX_EARLY = 14  # Maximum days before an email's arrival for a question that it 
 _ABSENT_FACTS = [kind for kind in usual.FACT_KINDS if kind.name in ("phone", "amount", "percentage", "time")]
 
 
-@kind(
-    0.5,
-    "What were the subjects of the two mails {person} sent me on {date}?",
-    "{person} mailed me twice on {date}. What were the two subjects?",
-    needs_all=True,
-)
+@kind
 def both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The subjects of a sender's only two emails of a day."""
     if not box.received(mail) or mail.sender not in box.unmistakable:
@@ -35,12 +30,7 @@ def both_subjects(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(answer, box.ask_day(mail, rng), {"date": spell_day(mail.day)}, both)
 
 
-@kind(
-    0.5,
-    'How many days did {person} take to answer my mail about "{topic}"?',
-    "After how many days did {person} reply to my mail on {topic}?",
-    needs_all=True,
-)
+@kind
 def reply_gap(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The days between the owner's only email in a thread and the only reply."""
     finding = usual.reply_from.find(box, mail, rng)
@@ -51,7 +41,7 @@ def reply_gap(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(str(days), finding.ask_day, sources=[*mine, mail]) if len(mine) == 1 and days > 0 else None
 
 
-@kind(0.4, "How many mails did I get on {date}?", "How many messages came in for me on {date}?", needs_all=True)
+@kind
 def count_on_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     of_day = box.on_day(mail.day)
     got = [other for other in of_day if box.received(other)]
@@ -61,12 +51,7 @@ def count_on_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(str(len(got)), box.ask_day(mail, rng), {"date": spell_day(mail.day)}, got)
 
 
-@kind(
-    0.4,
-    'How many mails are there in the thread "{topic}"?',
-    "How many messages were exchanged on {topic}?",
-    needs_all=True,
-)
+@kind
 def thread_count(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     thread = box.thread(mail, day) if mail.topic.is_telling else []
@@ -74,7 +59,7 @@ def thread_count(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(str(len(thread)), day, sources=thread) if is_last else None
 
 
-@kind(0.6, 'Who wrote the last mail in the thread "{topic}"?', "Who had the last word on {topic}?")
+@kind
 def last_in_thread(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     thread = box.thread(mail, day) if mail.topic.is_telling and box.received(mail) else []
@@ -83,7 +68,7 @@ def last_in_thread(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(box.called(mail.sender), day) if is_last and by_several else None
 
 
-@kind(0.5, "{question}", answerable=False)
+@kind
 def absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """An email asked about before it arrived: no subject has its words yet, no body its topic."""
     day = mail.day - timedelta(days=rng.randint(0, MAX_EARLY))
@@ -95,7 +80,7 @@ def absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return _nothing(usual.sender, day, {"topic": mail.topic.text}, rng)
 
 
-@kind(0.4, "{question}", answerable=False)
+@kind
 def absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """A day between two emails of a sender without any on that day and the days around it."""
     if not box.received(mail) or mail.sender not in box.unmistakable:
@@ -109,7 +94,7 @@ def absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return _nothing(usual.subject, asked + timedelta(days=rng.randint(1, 30)), slots, rng)
 
 
-@kind(0.5, "{question}", answerable=False)
+@kind
 def absent_fact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """A fact of a kind that an email does not state, nor anything similar."""
     day = box.ask_day(mail, rng)

@@ -1,27 +1,24 @@
 """Kinds of questions, and the usual ones: one email's header, a thread, a correspondent over time, one fact in a text.
 
-A kind has a name, wordings, and a function from an email to its question's answer, if the mailbox proves that there is
-exactly one."""
+A kind has a name, wordings (``kinds.toml``), and a function from an email to its question's answer, if the mailbox
+proves that there is exactly one."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from pathlib import Path
 from random import Random
 
 from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
 from emailrl.questions.inbox import Inbox, Mail, spell_day
 
-THEIR_MAIL = (  # References to somebody else's email; ``{persons}`` is the possessive.
-    '{persons} mail about "{topic}"',
-    'the mail "{topic}" from {person}',
-    'the message {person} sent about "{topic}"',
-    "{persons} message on {topic}",
-)
-MY_MAIL = ('my mail about "{topic}"', 'the mail "{topic}" that I sent', "the message I wrote on {topic}")
-"""References to an email by the mailbox's owner."""
+_TEXTS = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
+THEIR_MAIL: list[str] = _TEXTS["their_mail"]
+MY_MAIL: list[str] = _TEXTS["my_mail"]
 
 
 @dataclass(slots=True)
@@ -41,19 +38,17 @@ class Kind:
     """One kind of question; ``find`` returns None if the email does not have exactly one answer."""
 
     name: str
-    realism: float  # How likely a person is to ask this, 0 to 1, before the email itself is considered.
-    wordings: tuple[str, ...]
     find: Callable[[Inbox, Mail, Random], Finding | None]
+    realism: float  # How likely a person is to ask this, 0 to 1, before the email itself is considered.
+    wordings: list[str]
     needs_all: bool = False  # Whether the answer needs all sources; such a question is kept however many there are.
     answerable: bool = True  # False for a kind whose questions provably have no answer in the mailbox.
     fact: Extractor | None = None  # Extracts the answer if it is a fact in the email's text.
 
 
-def kind(
-    realism: float, *wordings: str, needs_all: bool = False, answerable: bool = True
-) -> Callable[[Callable[[Inbox, Mail, Random], Finding | None]], Kind]:
-    """Make a function that searches an email the kind of question with its name."""
-    return lambda find: Kind(find.__name__, realism, wordings, find, needs_all, answerable)
+def kind(find: Callable[[Inbox, Mail, Random], Finding | None]) -> Kind:
+    """Make a function that searches an email the kind of question with its name in ``kinds.toml``."""
+    return Kind(find.__name__, find, **_TEXTS["kinds"][find.__name__])
 
 
 def refer_to(box: Inbox, mail: Mail, rng: Random) -> str:
@@ -74,36 +69,19 @@ MAX_COUNT = 9  # A search shows at most ten emails, so ten or more cannot be cou
 # -- one email's header: sender, date, recipients, subject ------------------------------------------------------------
 
 
-@kind(
-    0.7,
-    'Who sent me the mail with the subject "{topic}"?',
-    'Who wrote to me about "{topic}"?',
-    'From whom did I get the message "{topic}"?',
-    "I remember a mail called {topic}. Who was it from?",
-)
+@kind
 def sender(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     is_told = box.received(mail) and box.is_told_by_topic(mail, day, with_sender=False)
     return Finding(box.called(mail.sender), day) if is_told else None
 
 
-@kind(
-    0.6,
-    'When did {person} write to me about "{topic}"?',
-    'On what date did I get the mail "{topic}" from {person}?',
-    "What day did {person} send the message on {topic}?",
-    'On which day did {person} mail me "{topic}"?',
-)
+@kind
 def date_received(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return _own_day(box, mail, rng, applies=box.received(mail))
 
 
-@kind(
-    0.6,
-    'When did I send the mail about "{topic}"?',
-    "On what date did I write about {topic}?",
-    'What day did my message "{topic}" go out?',
-)
+@kind
 def date_sent(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return _own_day(box, mail, rng, applies=mail.sender == box.me)
 
@@ -115,12 +93,7 @@ def _own_day(box: Inbox, mail: Mail, rng: Random, *, applies: bool) -> Finding |
     return Finding(spell_day(mail.day), day)
 
 
-@kind(
-    0.5,
-    "What was the subject of the mail {person} sent me on {date}?",
-    "What did {person} write to me about on {date}?",
-    "{person} mailed me on {date}. What was the subject?",
-)
+@kind
 def subject(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or not mail.topic.is_telling or mail.sender not in box.unmistakable:
@@ -130,12 +103,7 @@ def subject(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(mail.topic.text, day, {"date": spell_day(mail.day)})
 
 
-@kind(
-    0.4,
-    "Who sent me a mail on {date}?",
-    "I got just one mail on {date}. Who was it from?",
-    "Who wrote to me on {date}?",
-)
+@kind
 def only_sender_of_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     if not box.received(mail) or sum(other.sender != box.me for other in box.on_day(mail.day)) != 1:
@@ -143,12 +111,7 @@ def only_sender_of_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(box.called(mail.sender), day, {"date": f"{mail.day:%A}, {spell_day(mail.day)}"})
 
 
-@kind(
-    0.6,
-    "Who else received {mail}?",
-    "Besides me, who was {mail} sent to?",
-    "To whom other than me was {mail} addressed?",
-)
+@kind
 def other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     day = box.ask_day(mail, rng)
     others = {*mail.to, *mail.cc, *mail.bcc} - {box.me, mail.sender}
@@ -156,18 +119,13 @@ def other_recipient(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return _about_person(box, mail, others.pop(), rng) if is_told and len(others) == 1 else None
 
 
-@kind(0.6, "Who was copied on {mail}?", "Who was on cc of {mail}?", "Who got a copy of {mail}?")
+@kind
 def copied(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     is_only = len(mail.cc) == 1 and mail.cc[0] not in (box.me, mail.sender, *mail.to) and not mail.bcc
     return _about_person(box, mail, mail.cc[0], rng) if is_only else None
 
 
-@kind(
-    0.7,
-    'Who did I send the mail "{topic}" to?',
-    "To whom did I write about {topic}?",
-    'Who got my message about "{topic}"?',
-)
+@kind
 def sent_to(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     is_only = mail.sender == box.me and len(mail.to) == 1 and not mail.cc and not mail.bcc
     return _about_person(box, mail, mail.to[0], rng) if is_only else None
@@ -184,7 +142,7 @@ def _about_person(box: Inbox, mail: Mail, address: str, rng: Random) -> Finding 
 # -- threads: who replied, when, and who started them -----------------------------------------------------------------
 
 
-@kind(0.8, 'Who replied to my mail about "{topic}"?', "Who answered me on {topic}?", 'Who got back to me on "{topic}"?')
+@kind
 def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The only reply to an email of the owner; nobody else writes in the thread."""
     day = box.ask_day(mail, rng)
@@ -198,24 +156,14 @@ def reply_from(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(box.called(mail.sender), day)
 
 
-@kind(
-    0.6,
-    'When did {person} reply to my mail about "{topic}"?',
-    "On what date did {person} answer me on {topic}?",
-    'What day did {person} get back to me on "{topic}"?',
-)
+@kind
 def reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     finding = reply_from.find(box, mail, rng)
     is_dated = DATE.find(mail.topic.text)
     return replace(finding, answer=spell_day(mail.day)) if finding and not is_dated else None
 
 
-@kind(
-    0.6,
-    'When did I reply to {person} on "{topic}"?',
-    "On what date did I answer {person} about {topic}?",
-    'What day did I get back to {person} on "{topic}"?',
-)
+@kind
 def my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The owner's only reply in a thread started by one other person."""
     day = box.ask_day(mail, rng)
@@ -229,12 +177,7 @@ def my_reply_date(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(spell_day(mail.day), day, {"person": box.called(person)}) if person in mail.addresses else None
 
 
-@kind(
-    0.6,
-    'Who started the thread "{topic}"?',
-    "Who sent the first mail on {topic}?",
-    'Who began the discussion about "{topic}"?',
-)
+@kind
 def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """The author of a thread's first email, if every later one replies to it or forwards it."""
     if not mail.topic.is_telling or mail.topic.is_reply or mail.topic.is_forward or not box.received(mail):
@@ -277,35 +220,20 @@ def _day_between(box: Inbox, mail: Mail, rng: Random, *, later: bool) -> date | 
     return mail.day + days if later else mail.day - days
 
 
-@kind(
-    0.5,
-    "What was the subject of the last mail {person} sent me before {date}?",
-    "What was {person} writing about in the last message I got from them before {date}?",
-    "Before {date}, what was the subject of the latest mail from {person}?",
-)
+@kind
 def last_before(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     if (limit := _day_between(box, mail, rng, later=True)) is None:
         return None
     return Finding(mail.topic.text, limit + timedelta(days=rng.randint(0, 14)), {"date": spell_day(limit)})
 
 
-@kind(
-    0.5,
-    "What was the subject of the first mail {person} sent me after {date}?",
-    "What was the first message from {person} after {date} about?",
-    "After {date}, under what subject did {person} next write to me?",
-)
+@kind
 def first_after(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     limit = _day_between(box, mail, rng, later=False)
     return Finding(mail.topic.text, box.ask_day(mail, rng), {"date": spell_day(limit)}) if limit else None
 
 
-@kind(
-    0.5,
-    "When did {person} first write to me?",
-    "What is the date of the first mail I have from {person}?",
-    "On what day did I get my first message from {person}?",
-)
+@kind
 def first_contact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     sent = _from_one_person(box, mail)
     if len(sent) < 3 or sent[0] is not mail:
@@ -313,12 +241,7 @@ def first_contact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     return Finding(spell_day(mail.day), max(box.ask_day(mail, rng), sent[1].day + timedelta(days=1)))
 
 
-@kind(
-    0.5,
-    "How many mails did {person} send me in {month}?",
-    "How many messages did I get from {person} in {month}?",
-    "In {month}, how often did {person} write to me?",
-)
+@kind
 def count_in_month(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     month = mail.day.replace(day=1)
     in_month = mail.sent_at[: len("2001-05")]
@@ -333,7 +256,7 @@ def count_in_month(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 # -- one fact in one email's text: a phone number, an amount, a time, a place -----------------------------------------
 
 
-def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) -> Kind:
+def _fact_kind(name: str, extractor: Extractor, *, realism: float, wordings: list[str]) -> Kind:
     def find(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
         if not mail.topic.is_telling or not (fact := mail.only_fact(extractor)):
             return None
@@ -347,90 +270,29 @@ def _fact_kind(name: str, realism: float, extractor: Extractor, *wordings: str) 
             return None
         return Finding(fact.text, day, {"mail": refer_to(box, mail, rng)})
 
-    return Kind(name, realism, wordings, find, fact=extractor)
+    return Kind(name, find, realism, wordings, fact=extractor)
 
 
-_FACTS = {  # Name, realism and extractor of a fact, with its wordings.
-    ("phone", 0.9, mentions.PHONE): (
-        "What phone number is given in {mail}?",
-        "Which phone number can I find in {mail}?",
-        "I need the phone number from {mail}. What is it?",
-    ),
-    ("amount", 0.9, mentions.AMOUNT): (
-        "What dollar amount is mentioned in {mail}?",
-        "How much money does {mail} speak of?",
-        "Which sum in dollars is named in {mail}?",
-    ),
-    ("percentage", 0.8, mentions.PERCENT): (
-        "What percentage is mentioned in {mail}?",
-        "Which percentage does {mail} give?",
-        "What percent figure is in {mail}?",
-    ),
-    ("time", 0.8, mentions.TIME): (
-        "What time is mentioned in {mail}?",
-        "Which time of day does {mail} give?",
-        "What is the time named in {mail}?",
-    ),
-    ("date_stated", 0.8, mentions.DATE): (
-        "What date is mentioned in {mail}?",
-        "Which date does {mail} speak of?",
-        "What is the date given in the text of {mail}?",
-    ),
-    ("deadline", 0.9, mentions.DEADLINE): (
-        "What deadline is set in {mail}?",
-        "By when is something due according to {mail}?",
-        "Which deadline does {mail} give?",
-    ),
-    ("room", 0.9, mentions.ROOM): (
-        "Which room is named in {mail}?",
-        "What room does {mail} mention?",
-        "What is the room given in {mail}?",
-    ),
-    ("venue", 0.9, mentions.VENUE): (
-        "What place is named in {mail}?",
-        "Which venue does {mail} mention?",
-        "Where is it, going by {mail}?",
-    ),
-    ("url", 0.7, mentions.URL): (
-        "Which web address is given in {mail}?",
-        "What link is in {mail}?",
-        "What is the web address mentioned in {mail}?",
-    ),
-    ("email_address", 0.7, mentions.EMAIL_ADDRESS): (
-        "Which e-mail address is given in {mail}?",
-        "What e-mail address does the text of {mail} mention?",
-        "I need the e-mail address from {mail}. What is it?",
-    ),
-    ("attachment", 0.8, mentions.ATTACHMENT): (
-        "What file was attached to {mail}?",
-        "What is the name of the attachment of {mail}?",
-        "Which file came with {mail}?",
-    ),
-    ("quantity", 0.8, mentions.QUANTITY): (
-        "What quantity is stated in {mail}?",
-        "Which quantity does {mail} mention?",
-        "What is the quantity named in {mail}?",
-    ),
-    ("flight", 0.9, mentions.FLIGHT): (
-        "Which flight is named in {mail}?",
-        "What flight number is given in {mail}?",
-        "What is the flight mentioned in {mail}?",
-    ),
+_FACTS = {
+    "phone": mentions.PHONE,
+    "amount": mentions.AMOUNT,
+    "percentage": mentions.PERCENT,
+    "time": mentions.TIME,
+    "date_stated": mentions.DATE,
+    "deadline": mentions.DEADLINE,
+    "room": mentions.ROOM,
+    "venue": mentions.VENUE,
+    "url": mentions.URL,
+    "email_address": mentions.EMAIL_ADDRESS,
+    "attachment": mentions.ATTACHMENT,
+    "quantity": mentions.QUANTITY,
+    "flight": mentions.FLIGHT,
 }
-FACT_KINDS = (
-    *(_fact_kind(*fact, *wordings) for fact, wordings in _FACTS.items()),
-    *(
-        _fact_kind(
-            f"{noun}_number",
-            0.7,
-            mentions.numbered(noun),
-            f"What {noun} number is given in {{mail}}?",
-            f"Which {noun} number does {{mail}} mention?",
-            f"What is the number of the {noun} mentioned in {{mail}}?",
-        )
-        for noun in ("deal", "ticket", "meter", "contract", "invoice")
-    ),
-)
+FACT_KINDS = [_fact_kind(name, extractor, **_TEXTS["kinds"][name]) for name, extractor in _FACTS.items()]
+for _noun in ("deal", "ticket", "meter", "contract", "invoice"):
+    _worded = [wording.replace("{noun}", _noun) for wording in _TEXTS["kinds"]["numbered"]["wordings"]]
+    _numbered = _TEXTS["kinds"]["numbered"] | {"wordings": _worded}
+    FACT_KINDS.append(_fact_kind(f"{_noun}_number", mentions.numbered(_noun), **_numbered))
 KINDS: tuple[Kind, ...] = (
     *(sender, date_received, date_sent, subject, only_sender_of_day, other_recipient, copied, sent_to),
     *(reply_from, reply_date, my_reply_date, thread_starter),
