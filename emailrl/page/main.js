@@ -141,6 +141,8 @@ function redraw() {
 const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
+const REASONS = { interrupted: "by Ctrl-C or SIGTERM; the same command with --resume latest continues", killed: "without a last word" };
+const reasonOf = ({ state, reason }) => REASONS[state] ?? (reason ? plain(reason) : null);
 const LONGEST_SILENCE = 120;
 
 // A run that has written nothing for three times its longest step, or two minutes, may hang.
@@ -159,7 +161,7 @@ function progress(run = data.run) {
   const at = status.steps ? `step ${status.step} of ${status.steps}` : `step ${status.step}`;
   if (status.state !== "running") {
     const word = STATES[status.state] ?? plain(status.state);
-    return { brief: word.toLowerCase(), full: `${word} at ${at}${status.reason ? `: ${plain(status.reason)}` : ""}`, kind: status.state === "finished" ? "done" : "bad" };
+    return { brief: word.toLowerCase(), full: [`${word} at ${at}`, reasonOf(status)].filter(Boolean).join(": "), kind: status.state === "finished" ? "done" : "bad" };
   }
   if (isStalled(run)) return { brief: "stalled", full: `Stalled at ${at}: nothing for ${duration(status.silent)}`, kind: "bad" };
   const doing = status.phase ? plain(status.phase).replace(/ of step \d+$/, "") : null;

@@ -60,7 +60,7 @@ function headline() {
     const asked = plural(best.num_questions, "validation question");
     const [shown, name, note] = run.status?.state === "running"
       ? [last, `Validation accuracy so far, at step ${last.step}`, last === best ? `the best so far, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, the highest of ${run.evaluations.length}, so too high on average`]
-      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average: emailrl benchmark tests it`];
+      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average`];
     return { name, before: first === shown ? null : first, after: shown, notes: [note] };
   }
   const judged = data.rows.filter((row) => row.verdict !== "not judged");
@@ -98,6 +98,7 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? outside(note, "span", { class: "under" }) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights is in or beside its folder: move benchmarks with it, or make one (emailrl benchmark)");
   if (confirmed) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && pair) {
     const best = bestOf(evaluations);
@@ -123,7 +124,7 @@ function heroFacts() {
     const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
-  if (status && status.state !== "running") add("Ended", STATES[status.state] ?? plain(status.state), status.reason || (status.state === "killed" ? "without a last word" : null));
+  if (status && status.state !== "running") add("Ended", STATES[status.state] ?? plain(status.state), reasonOf(status));
   const crashed = data.rows.filter((row) => row.verdict === "crashed").length;
   if (crashed) add("Crashed", String(crashed), `of ${plural(data.rows.length, "trajectory", "trajectories")}`);
   return facts;
