@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 FIRST, SECOND, FAINT = "#0b6a72", "#b5541c", "#7f8891"
 """Colors that stay distinct in grayscale and for color-blind readers, on the figures' own white background."""
-IN_THE_DARK = b"<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.91) hue-rotate(180deg) } }</style>\n"
+IN_THE_DARK = (
+    b"<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.91) hue-rotate(180deg) } }</style>\n"
+)
 """In an SVG: it is drawn on a dark background, in lighter shades of the same hues, where its reader prefers that."""
 
 
