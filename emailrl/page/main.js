@@ -142,7 +142,7 @@ function redraw() {
 const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
-const REASONS = { interrupted: "by Ctrl-C or SIGTERM; the same command with --resume latest continues", killed: "without a last word" };
+const REASONS = { interrupted: "by Ctrl-C or SIGTERM; continue with --resume latest", killed: "without a last word" };
 const reasonOf = ({ state, reason }) => REASONS[state] ?? (reason ? plain(reason) : null);
 
 // Whether a run has written nothing for so many seconds, and so many times its longest step.

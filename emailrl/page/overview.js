@@ -100,7 +100,7 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? outside(note, "span", { class: "under" }) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
-  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights is in or beside its folder: move benchmarks with it, or make one (emailrl benchmark)");
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights in or beside its folder: move it along, or run emailrl benchmark");
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);
@@ -108,11 +108,11 @@ function heroFacts() {
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward, 2)} → ${number(evaluations.at(-1).reward, 2)}`, "mean, first to last");
   else if (pair && !evaluations.length) {
-    const change = (name, field, show, note = "") => pair.after[field] !== null && pair.after[field] !== undefined && add(name, pair.before ? `${show(pair.before[field])} → ${show(pair.after[field])}` : show(pair.after[field]), `mean of a question${note}`);
+    const change = (name, field, show) => pair.after[field] !== null && pair.after[field] !== undefined && add(name, pair.before ? `${show(pair.before[field])} → ${show(pair.after[field])}` : show(pair.after[field]), "mean of a question");
     change("Reward", "reward", (value) => number(value, 2));
     change("Cited right emails", "sources_correct", percent);
     change("Turns", "num_turns", (value) => number(value, 1));
-    change("Tokens", "tokens", (value) => number(value, 0), "'s whole conversation");
+    change("Tokens of a conversation", "tokens", (value) => number(value, 0));
     change("Seconds", "latency_seconds", (value) => number(value, 1));
   } else if (!steps.length && data.rows.length) add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
   const losses = steps.filter((step) => Number.isFinite(step.loss));
@@ -123,7 +123,7 @@ function heroFacts() {
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
     const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `; of it, evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; the evaluation before them is not in it" : ""));
+    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `; of it, evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; without the evaluation before" : ""));
     const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
