@@ -11,8 +11,12 @@ from emailrl.base.disk import replace_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIRST, SECOND, FAINT = "#0b6a72", "#b5541c", "#9aa3ab"
+FIRST, SECOND, FAINT = "#0b6a72", "#b5541c", "#7f8891"
 """Colors that stay distinct in grayscale and for color-blind readers, on the figures' own white background."""
+IN_THE_DARK = (
+    b"<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.91) hue-rotate(180deg) } }</style>\n"
+)
+"""In an SVG: it is drawn on a dark background, in lighter shades of the same hues, where its reader prefers that."""
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -41,5 +45,5 @@ def save(figure: Figure, path: Path) -> list[Path]:
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
         figure.savefig(content, format=suffix[1:], dpi=150, metadata=metadata)
         written.append(path.with_suffix(suffix))
-        replace_bytes(written[-1], content.getvalue())
+        replace_bytes(written[-1], content.getvalue().replace(b"<defs>", IN_THE_DARK + b"<defs>", 1))
     return written

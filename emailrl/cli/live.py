@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from emailrl.base.plain import duration
+from emailrl.base.plain import cut, duration
 from emailrl.cli.output import progress_console, result_console, say
 from emailrl.records import read_metrics
 from emailrl.runs.log import Display
@@ -31,6 +31,8 @@ STYLES = {
     "=": "dim", "Note:": "dim",
 }  # fmt: skip
 """Styles of log lines, by how they start; step lines have none."""
+IN_LOG = ("Loss:", "Policy:", "KL", "Trainable", "about ")
+"""Parts of a step line that a terminal too narrow for it leaves to training.log, the page and the display below."""
 BARS = "▁▂▃▄▅▆▇█"
 REFRESH = 4  # display refreshes per second
 
@@ -55,6 +57,9 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         self.end()
 
     def say(self, line: str) -> None:
+        parts, width = line.split(" | "), self._console.width - 1
+        if self._live is not None and len(parts) > 3 and len(line) > width:  # a step's
+            line = cut(" | ".join(part for part in parts if not part.startswith(IN_LOG)), width)
         say(line, self._console, style=next((style for start, style in STYLES.items() if line.startswith(start)), None))
 
     def result(self, line: str) -> None:
@@ -110,10 +115,11 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
         left = f", {duration(max(self._ends - now, 0.0))} left" if self._ends else ""
         bar = ProgressBar(total=self._total, completed=self._step, width=space)
         counted = f"{self._phase_done} of {self._phase_total} rollouts" if self._phase_total else ""
-        rows: list[tuple[str, RenderableType, str]] = [
-            (f"Step {self._step}/{self._total}", bar, f"{duration(now - self._begun)}{left}"),
-            ("Now", Text(self._phase, no_wrap=True, overflow="ellipsis"), counted),
-        ]
+        columns = (Column(style="bold", no_wrap=True, width=12), Column(width=space), Column(no_wrap=True))
+        grid = Table.grid(*columns, padding=(0, 2))
+        grid.add_row(f"Step {self._step}/{self._total}", bar, f"{duration(now - self._begun)}{left}")
+        if self._phase:
+            grid.add_row("Now", Text(self._phase, no_wrap=True, overflow="ellipsis"), counted)
         for name, values, top, form, style in (
             ("Reward", self._rewards, None, "{:.3f}", "yellow"),
             ("Accuracy", self._accuracies, 1.0, "{:.1%}", "cyan"),
@@ -122,7 +128,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
             if values:
                 low, high = (0.0, top) if top else (min(values), max(values))
                 numbers = f"{form.format(values[-1])}, best {form.format(max(values))}"
-                rows.append((name, Text(sparkline(values, space, low, high), style=style), numbers))
+                grid.add_row(name, Text(sparkline(values, space, low, high), style=style), numbers)
         if seconds := self._last.get("seconds"):
             total = seconds["total"]
             shares = {name: value / total for name, value in seconds.items() if name != "total"}
@@ -130,11 +136,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
             units = {"num_trajectories": "{:.1f} rollouts/s", "total_tokens": "{:,.0f} tok/s"}
             speeds = [form.format(self._last[name] / total) for name, form in units.items() if name in self._last]
             spent = Text(f"{total:.1f} s: {phases}", no_wrap=True, overflow="ellipsis")
-            rows.append(("Last step", spent, ", ".join(speeds)))
-        columns = (Column(style="bold", no_wrap=True, width=12), Column(width=space), Column(no_wrap=True))
-        grid = Table.grid(*columns, padding=(0, 2))
-        for name, middle, numbers in rows:
-            grid.add_row(name, middle, numbers)
+            grid.add_row("Last step", spent, ", ".join(speeds))
         return grid
 
 

@@ -84,7 +84,7 @@ def render_trajectory(
         identity += f"  adapter {trajectory.adapter_sha256[:12]}"
     came_of_it, turns = verdict(trajectory), counted(len(trajectory.turns), "turn")
     rows = {
-        "Verdict": f"{came_of_it}, reward {trajectory.reward:.4f}, {turns}, {trajectory.seconds:.2f} s",
+        "Verdict": f"{came_of_it}, reward {trajectory.reward:.3f}, {turns}, {trajectory.seconds:.2f} s",
         "Trajectory": identity,
         "Question": scenario.question,
         "Inbox": f"{scenario.inbox_address}, as of {scenario.query_date}",

@@ -200,7 +200,7 @@ _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536")
 _TABLES = {"emails", "recipients", "addresses", "emails_fts", "stems", "meta"}
-_REBUILD_OLD = "Build it again: emailrl gen-db --source PATH --db {} --overwrite; --source names the mail."
+_REBUILD_OLD = "Build it again: emailrl gen-db --db {} --overwrite (--source names the mail)."
 _NAMES = select(sqlite_master.c.name)
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
 

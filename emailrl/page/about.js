@@ -13,6 +13,6 @@ function about() {
 }
 
 function fileTable() {
-  const rows = data.run.files.map((file) => el("tr", {}, el("th", { scope: "row" }, file.left_out ? outside(file.name) : el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name }) }, outside(file.name))), brief(file.label, "td", { class: "words" }), el("td", { text: file.left_out ? "left out" : grouped(file.count) }), el("td", { text: `${(file.bytes / 1e6).toFixed(1)} MB` })));
+  const rows = data.run.files.map((file) => el("tr", {}, el("th", { scope: "row" }, file.left_out ? outside(file.name) : el("a", { href: address(listOf({ file: file.name })) }, outside(file.name))), brief(file.label, "td", { class: "words" }), el("td", { text: file.left_out ? "left out" : grouped(file.count) }), el("td", { text: `${(file.bytes / 1e6).toFixed(1)} MB` })));
   return numbersTable("Files", ["file", el("th", { scope: "col", class: "words", text: "contents" }), "trajectories", "size"], rows);
 }

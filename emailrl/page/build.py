@@ -123,12 +123,7 @@ def page(data: PageData) -> str:
             starts.append(starts[-1] + len(items))
             items, size = [], 0
     own: Record = {"served": False, "starts": starts}
-    return _document(data.run["title"], own, served_data(data.run, data.rows), "\n".join(chunks), connect="'none'")[0]
-
-
-def served_page(title: str) -> tuple[str, str]:
-    """Return the page up to its data (``served_data``), and its Content-Security-Policy."""
-    return _document(title, {"served": True}, "", "", connect="'self'")
+    return document(data.run["title"], own, served_data(data.run, data.rows), "\n".join(chunks), connect="'none'")[0]
 
 
 def served_data(run: Record, rows: list[Record]) -> str:
@@ -142,20 +137,21 @@ def _block(name: str, content: bytes) -> str:
     return f'<script type="application/json" id="{name}">"{packed}"</script>'
 
 
-def _document(title: str, config: Record, data: str, rest: str, *, connect: str) -> tuple[str, str]:
-    style = re.sub(r"\s*([{};,])\s*|(?<=:) ", r"\1", _source("page.css"))
+def document(title: str, config: Record, data: str = "", rest: str = "", *, connect: str) -> tuple[str, str]:
+    """Return the page with its data, or a served one up to it, and its Content-Security-Policy."""
+    style = re.sub(r"\s*([{};,])\s*|(?<=:) |(?<![\d.])0(?=\.\d)", r"\1", _source("page.css")).replace(";}", "}")
     script = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
     script = f'(() => {{\n"use strict";\n{script}\n}})();'
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; connect-src {connect}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    document, title = _source("page.html"), html.escape(title)
+    shown, title = _source("page.html"), html.escape(title)
     own = {"policy": policy, "style": style, "script": script, "config": encode(config).decode().strip()}
     parts = own | {"data": data, "rest": rest, "title": title}
     for name, text in parts.items():
-        document = document.replace(f"{{{{{name}}}}}", text)
-    return document, policy
+        shown = shown.replace(f"{{{{{name}}}}}", text)
+    return shown, policy
 
 
 def _source(name: str) -> str:

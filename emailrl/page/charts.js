@@ -64,9 +64,10 @@ function lineChart(title, lines, { show = number, note = "", zero = false, smoot
   const points = drawn.flatMap((line) => line.points);
   if (!points.length) return outOfZoom(title);
   const xs = points.map((point) => point.x);
+  const [first, last] = shownSteps();
   const lows = points.map((point) => point.low ?? point.y);
   const highs = points.map((point) => point.high ?? point.y);
-  const frame = makeFrame(Math.min(...xs), Math.max(...xs), Math.min(...lows, zero ? 0 : Infinity), Math.max(...highs));
+  const frame = makeFrame(first, last, Math.min(...lows, zero ? 0 : Infinity), Math.max(...highs));
   const picture = framePicture(frame, `${title}: ${summary(drawn, show)}`, show);
   drawn.forEach((line, index) => drawLine(picture, frame, line, line.series ?? index, smooth));
   const { caption, keys, tell } = keysOf(title, [...groupedBy(drawn.filter((line) => line.points.length), (line) => line.name)].map(([name, same]) => ({ name, series: same[0].series ?? drawn.indexOf(same[0]), value: (step) => valueAt(same, step, show) })));
@@ -182,7 +183,7 @@ function follow(picture, frame, steps, cursor, tell) {
     const step = stepAt(event);
     show(step);
     if (event.pointerType === "touch" && read !== step) read = step;
-    else go({ ...noFilters(), view: "list", t: null, side: null, step });
+    else go(listOf({ step }));
   });
 }
 
@@ -194,10 +195,11 @@ function stackChart(title, all, { show = number, note = "", least = 0 } = {}) {
   const names = [...new Set(columns.flatMap((column) => Object.keys(column.parts).filter((name) => column.parts[name] > least)))];
   if (!names.length) return null;
   const totals = columns.map((column) => sum(names.map((name) => column.parts[name] || 0)));
-  const frame = makeFrame(columns[0].x - 0.5, columns.at(-1).x + 0.5, 0, Math.max(...totals));
-  const shown = { ...frame, xLow: columns[0].x, xHigh: columns.at(-1).x };
+  const [first, last] = shownSteps();
+  const frame = makeFrame(first - 0.5, last + 0.5, 0, Math.max(...totals));
+  const shown = { ...frame, xLow: first, xHigh: last };
   const picture = framePicture(shown, `${title}: ${names.map((name) => `${name} ${show(sum(columns.map((column) => column.parts[name] || 0)))} in all`).join("; ")}`);
-  const width = Math.max(0.5, (CHART.width - CHART.left - CHART.right) / (columns.at(-1).x - columns[0].x + 1) - 1);
+  const width = Math.max(0.5, (CHART.width - CHART.left - CHART.right) / (last - first + 1) - 1);
   for (const column of columns) {
     let below = 0;
     names.forEach((name, index) => {

@@ -98,7 +98,7 @@ function strip(title, rows, current, side, nameOf) {
   const place = rows.indexOf(current);
   const from = Math.max(0, Math.min(place - MOST_IN_STRIP / 2, rows.length - MOST_IN_STRIP));
   const shown = rows.slice(from, from + MOST_IN_STRIP);
-  const links = shown.map((row, index) => el("a", { class: "member", href: address({ t: keyOf(row), side: null }), "aria-current": row === current ? "true" : null }, verdictMark(row), el("span", { class: "under", text: nameOf(row, from + index) }), el("span", { class: "reward", text: number(row.reward, 2) })));
+  const links = shown.map((row, index) => el("a", { class: "member", href: address({ t: keyOf(row), side: null }), "aria-current": row === current ? "true" : null }, verdictMark(row), el("span", { class: "under", text: nameOf(row, from + index) }), el("span", { class: "reward", text: number(row.reward) })));
   const rest = rows.length > shown.length ? el("span", { class: "note", text: `${shown.length} of ${rows.length}` }) : null;
   return el("div", { class: "strip" }, el("span", { class: "who", text: title }), el("div", { class: "members" }, links), rest, el("a", { class: "side-link", href: address({ t: keyOf(current), side }), "aria-label": `${title}, side by side`, text: "Side by side" }), side === "question" ? el("a", { class: "side-link", href: address({ t: keyOf(current), side: "through" }), text: "One by one" }) : null);
 }
@@ -149,10 +149,10 @@ function firstDifference(one, other, name = "this trajectory") {
 function sideBySide(row, members, found) {
   const many = state.side === "group";
   const rewards = members.map((each) => each.reward);
-  const lead = many ? `${plural(members.length, "rollout")} of one question; rewards from ${number(Math.min(...rewards), 2)} to ${number(Math.max(...rewards), 2)}, mean ${number(mean(rewards), 2)}.` : `The same question in ${members.length} places, in the order they were recorded.`;
+  const lead = many ? `${plural(members.length, "rollout")} of one question; rewards from ${number(Math.min(...rewards))} to ${number(Math.max(...rewards))}, mean ${number(mean(rewards))}.` : `The same question in ${members.length} places, in the order they were recorded.`;
   const columns = members.map((each, index) => el("section", { class: "column", "aria-label": many ? `Rollout ${index + 1}` : plain(fileOf(each).label), "aria-current": each === row ? "true" : null },
     el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : brief(fileOf(each).label))),
-    el("p", { class: "facts" }, el("span", { class: `badge ${each.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[each.verdict]} ${each.verdict}`), el("span", { text: `reward ${number(each.reward, 2)}` }), found[index].advantage === null ? null : el("span", { text: `advantage ${signed(found[index].advantage, 2)}` })),
+    el("p", { class: "facts" }, el("span", { class: `badge ${each.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[each.verdict]} ${each.verdict}`), el("span", { text: `reward ${number(each.reward)}` }), found[index].advantage === null ? null : el("span", { text: `advantage ${signed(found[index].advantage, 2)}` })),
     evidenceMark(each), each === row ? el("p", { class: "note", text: "This trajectory." }) : firstDifference(found[members.indexOf(row)], found[index]), conversation(found[index], { compact: true })));
   const grid = el("div", { class: "columns" }, columns);
   const rows = 4 + Math.max(...columns.map((column) => column.querySelector(".talk").children.length)); // turns in line

@@ -71,7 +71,7 @@ function number(value, digits = 3) {
 const sign = (text) => text.replace("-", "−").replace("e−", "e-");
 const signed = (value, digits = 3) => (value > 0 ? `+${number(value, digits)}` : number(value, digits));
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
-const plural = (count, noun, many = `${noun}s`) => `${grouped(count)} ${count === 1 ? noun : many}`;
+const plural = (count, noun) => `${grouped(count)} ${count === 1 ? noun : `${noun}s`.replace(/rys$/, "ries")}`;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const mean = (values) => (values.length ? sum(values) / values.length : null);
 

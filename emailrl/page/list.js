@@ -35,7 +35,7 @@ function updateList({ follow = true } = {}) {
   list.box.setAttribute("role", byQuestion ? "tree" : "listbox");
   document.getElementById("by-question").setAttribute("aria-pressed", String(byQuestion));
   const total = data.rows.length;
-  const text = (list.rows.length === total ? "" : `${grouped(list.rows.length)} of `) + plural(total, "trajectory", "trajectories") + (byQuestion ? ` of ${plural(groups.length, "question")}` : "");
+  const text = (list.rows.length === total ? "" : `${grouped(list.rows.length)} of `) + plural(total, "trajectory") + (byQuestion ? ` of ${plural(groups.length, "question")}` : "");
   const counted = document.getElementById("counted");
   const nothing = total && !list.rows.length ? ": no trajectory matches the filters" : "";
   counted.textContent = text + nothing + (data.run.left_out.length ? " (some are left out: see Overview)" : "");
@@ -106,14 +106,14 @@ function rowParts(row) {
     el("div", { class: "what" },
       outside(row.question, "div", { class: "question" }),
       el("div", { class: "under" }, outside(shortLabel(row, fileOf(row))), foundIn(row) ?? (row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" })))),
-    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward, 2) }), evidenceMark(row))];
+    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward) }), evidenceMark(row))];
 }
 
 function questionParts(rows, isOpen) {
   const right = rows.filter((row) => row.verdict === "correct").length;
   return [el("span", { class: "chevron", "aria-hidden": "true", text: isOpen ? "▾" : "▸" }),
     el("div", { class: "what" }, outside(rows[0].question, "div", { class: "question" }), rewardDots(rows)),
-    el("div", { class: "worth" }, el("span", { class: "reward", text: `${right}/${rows.length}` }), el("span", { class: "under", text: `mean ${number(mean(rows.map((row) => row.reward)), 2)}` }))];
+    el("div", { class: "worth" }, el("span", { class: "reward", text: `${right}/${rows.length}` }), el("span", { class: "under", text: `mean ${number(mean(rows.map((row) => row.reward)))}` }))];
 }
 
 const MOST_DOTS = 30;
@@ -124,7 +124,7 @@ function rewardDots(rows) {
   const shown = rows.filter((_, index) => index % size === 0);
   const height = scaleOf(...list.limits, 19, 5);
   const rewards = rows.map((row) => row.reward);
-  const label = `${plural(rows.length, "reward")} from ${number(Math.min(...rewards), 2)} to ${number(Math.max(...rewards), 2)}${size > 1 ? `, every ${size}th as a dot` : ""}`;
+  const label = `${plural(rows.length, "reward")} from ${number(Math.min(...rewards))} to ${number(Math.max(...rewards))}${size > 1 ? `, every ${size}th as a dot` : ""}`;
   const width = 9 * MOST_DOTS;
   return svg("svg", { class: "dots", viewBox: `0 0 ${width} 24`, width, height: 24, role: "img", "aria-label": label },
     svg("title", { text: label }), svg("line", { class: "grid", x1: 0, x2: 9 * shown.length, y1: height(0), y2: height(0) }),
@@ -204,7 +204,7 @@ function filterBar() {
     choice("failure", "Failure", values("failure")),
     choice("stop", "Stop", values("stop")),
     data.run.steps.length ? choice("trained", "Training", [["yes", "trained on"], ["no", "dropped"]]) : null,
-    choice("sort", "Sort", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "none")),
+    choice("sort", "Sort", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "recorded")),
     el("p", { class: "active", id: "active" }));
   return bar;
 }
@@ -267,5 +267,5 @@ function histogram(rows, picked, pick) {
     button.addEventListener("click", () => (on ? go({ rmin: null, rmax: null }, { replace: true }) : pick(from, to)));
     return button;
   });
-  return el("div", { class: "histogram", role: "group", "aria-label": "Rewards" }, el("div", { class: "bins" }, buttons), el("div", { class: "edges", "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span", { class: "legend" }, el("span", { class: "swatch right" }), "correct ", el("span", { class: "swatch wrong" }), "other"), el("span", { text: number(high, 2) })));
+  return el("div", { class: "histogram", role: "group", "aria-label": "Rewards" }, el("div", { class: "bins", "data-most": most }, buttons), el("div", { class: "edges", "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span", { class: "legend" }, el("span", { class: "swatch right" }), "correct ", el("span", { class: "swatch wrong" }), "other"), el("span", { text: number(high, 2) })));
 }

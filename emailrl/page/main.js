@@ -58,6 +58,7 @@ function drawTop() {
     served.has("run") ? el("a", { class: "up", href: runAddress({}), text: "← All runs" }) : null,
     el("span", { class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), outside(data.run.title)),
     config.served ? el("span", { class: "live", id: "live" }) : null,
+    el("span", { id: "bar" }),
     links.length ? el("nav", { "aria-label": "Views" }, links) : null,
     el("span", { class: "buttons" }, el("button", { type: "button", class: "icon", id: "theme", "aria-label": "Light or dark", title: "Light or dark", onclick: switchTheme }, svg("svg", { viewBox: "0 0 16 16", width: "16", height: "16", "aria-hidden": "true" }, svg("circle", { cx: "8", cy: "8", r: "6.2", fill: "none", stroke: "currentColor", "stroke-width": "1.4" }), svg("path", { d: "M8 1.8a6.2 6.2 0 0 1 0 12.4z", fill: "currentColor" }))), el("button", { type: "button", class: "icon", "aria-label": "Keys and help", title: "Keys and help (?)", text: "?", onclick: showHelp })),
   ];
@@ -141,12 +142,11 @@ function redraw() {
 const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
-const LONGEST_SILENCE = 120;
+const REASONS = { interrupted: "by Ctrl-C or SIGTERM; continue with --resume latest", killed: "without a last word" };
+const reasonOf = ({ state, reason }) => REASONS[state] ?? (reason ? plain(reason) : null);
 
-// A run that has written nothing for three times its longest step, or two minutes, may hang.
-function isStalled({ steps, status }) {
-  return status.silent > Math.max(LONGEST_SILENCE, ...steps.map((step) => 3 * (step.seconds?.total || 0)));
-}
+// Whether a run has written nothing for so many seconds, and so many times its longest step.
+const isSilent = ({ steps, status }, seconds, times) => status.silent > Math.max(seconds, ...steps.map((step) => times * (step.seconds?.total || 0)));
 
 // How far a run is: in a few words for the tab's title, and at length for the header; of several, their states.
 function progress(run = data.run) {
@@ -156,16 +156,17 @@ function progress(run = data.run) {
     return { brief: "", full: [...states].map(([state, those]) => `${those.length} ${state}`).join(", ") || "live", kind: states.has("running") || !states.size ? "" : "done" };
   }
   if (!status) return { brief: "", full: "live", kind: "" };
-  const at = status.steps ? `step ${status.step} of ${status.steps}` : `step ${status.step}`;
+  const [, doing, when, step = status.step] = /^(.+) (of|after) step (\d+)$/.exec(plain(status.phase ?? "")) ?? [];
+  const at = `step ${step}${status.steps ? ` of ${status.steps}` : ""}`;
   if (status.state !== "running") {
     const word = STATES[status.state] ?? plain(status.state);
-    return { brief: word.toLowerCase(), full: `${word} at ${at}${status.reason ? `: ${plain(status.reason)}` : ""}`, kind: status.state === "finished" ? "done" : "bad" };
+    return { brief: word.toLowerCase(), full: [`${word} at ${at}`, reasonOf(status)].filter(Boolean).join(": "), kind: status.state === "finished" ? "done" : "bad" };
   }
-  if (isStalled(run)) return { brief: "stalled", full: `Stalled at ${at}: nothing for ${duration(status.silent)}`, kind: "bad" };
-  const doing = status.phase ? plain(status.phase).replace(/ of step \d+$/, "") : null;
-  const left = status.end ? status.end - Date.now() / 1000 : 0;
-  const parts = [at, doing && (status.rollouts ? `${doing} ${status.done} of ${status.rollouts}` : doing), left > 0 && `about ${duration(left)} left`];
-  return { state: "running", brief: status.steps ? `${status.step}/${status.steps}` : String(status.step), full: parts.filter(Boolean).join(" · "), kind: "" };
+  if (isSilent(run, 120, 3)) return { brief: "stalled", full: `Stalled at ${at}: nothing for ${duration(status.silent)}`, kind: "bad" };
+  const isQuiet = isSilent(run, 30, 1);
+  const left = status.end - status.at;
+  const parts = [when === "after" ? `after ${at}` : at, doing && (status.rollouts ? `${doing} ${status.done} of ${status.rollouts}` : doing), left > 0 && `about ${duration(left)} left`, isQuiet && `nothing new for ${duration(status.silent)}`];
+  return { state: "running", brief: status.steps ? `${step}/${status.steps}` : String(step), full: parts.filter(Boolean).join(" · "), kind: isQuiet ? "warn" : "" };
 }
 
 function stateOf(run) {
@@ -178,6 +179,8 @@ function showProgress(instead = null) {
   const { brief: few, full, kind } = instead ?? progress();
   if (live.textContent !== full) live.textContent = full;
   live.className = `live ${kind}`.trim();
+  const { steps, step } = data.run.status ?? {};
+  document.getElementById("bar").style.width = `${steps ? (100 * step) / steps : 0}%`;
   document.title = [few, plain(data.run.title), "emailrl"].filter(Boolean).join(" · ");
 }
 

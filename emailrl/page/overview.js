@@ -27,7 +27,7 @@ function title() {
 
 function heading() {
   const { run } = data;
-  const facts = [title() !== run.title && run.title, run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory", "trajectories")];
+  const facts = [title() !== run.title && run.title, run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
   return el("div", { class: "heading" }, outside(title(), "h1", { class: title() === run.title ? "again" : null }), brief(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
 }
 
@@ -41,7 +41,7 @@ function leftOut() {
 }
 
 const interval = (each) => `${percent(each.accuracy_low).replace("%", "")} to ${percent(each.accuracy_high)}`;
-const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${(seconds / 60).toFixed(1)} min` : `${(seconds / 3600).toFixed(1)} h`);
+const duration = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 
 const bestOf = (evaluations) => evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
 
@@ -54,13 +54,15 @@ function headline() {
     const p = compared && compared.num_questions ? `p ${compared.p_value < 0.0001 ? "< 0.0001" : `= ${Number(compared.p_value.toPrecision(2))}`} (exact paired test by ${compared.unit}): better on ${compared.better_second}, worse on ${compared.better_first}` : null;
     return { name: trained ? "Test accuracy" : "Accuracy on test questions", before, after, notes: [`${plural(after.num_questions, "question")} ${trained ? "that no step has seen" : ""}`.trim(), p] };
   }
+  const { confirmed } = run;
+  if (confirmed) return { name: "Validation accuracy", after: confirmed, notes: [`${plural(confirmed.num_questions, "question")} that did not select the model`] };
   if (run.evaluations.length) {
     const best = bestOf(run.evaluations);
     const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
     const asked = plural(best.num_questions, "validation question");
     const [shown, name, note] = run.status?.state === "running"
-      ? [last, `Validation accuracy so far, at step ${last.step}`, last === best ? `the best so far, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, the highest of ${run.evaluations.length}, so too high on average`]
-      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average: emailrl benchmark tests it`];
+      ? [last, `Validation accuracy at step ${last.step}`, last === best ? `the best so far, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, the highest of ${run.evaluations.length}, so too high on average`]
+      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average`];
     return { name, before: first === shown ? null : first, after: shown, notes: [note] };
   }
   const judged = data.rows.filter((row) => row.verdict !== "not judged");
@@ -98,18 +100,20 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? outside(note, "span", { class: "under" }) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
-  if (confirmed) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
-  if (evaluations.length && pair) {
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights in or beside its folder: move it along, or run emailrl benchmark");
+  if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
+  if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);
-    add("Selected the model", percent(best.accuracy), `step ${best.step}: the highest of ${plural(evaluations.length, "evaluation")}, so too high on average`);
+    add("Selected the model", percent(best.accuracy), best.step ? `step ${best.step}: the highest of ${plural(evaluations.length, "evaluation")}, so too high on average` : "step 0: no later evaluation was better, so it is untrained");
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward, 2)} → ${number(evaluations.at(-1).reward, 2)}`, "mean, first to last");
   else if (pair && !evaluations.length) {
-    const change = (name, field, show) => pair.after[field] !== null && pair.after[field] !== undefined && add(name, pair.before ? `${show(pair.before[field])} → ${show(pair.after[field])}` : show(pair.after[field]), "mean");
+    const change = (name, field, show) => pair.after[field] !== null && pair.after[field] !== undefined && add(name, pair.before ? `${show(pair.before[field])} → ${show(pair.after[field])}` : show(pair.after[field]), "mean of a question");
     change("Reward", "reward", (value) => number(value, 2));
     change("Cited right emails", "sources_correct", percent);
     change("Turns", "num_turns", (value) => number(value, 1));
-    change("Tokens", "tokens", (value) => number(value, 0));
+    change("Tokens of a conversation", "tokens", (value) => number(value, 0));
+    change("Seconds", "latency_seconds", (value) => number(value, 1));
   } else if (!steps.length && data.rows.length) add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
   const losses = steps.filter((step) => Number.isFinite(step.loss));
   if (!evaluations.length && losses.length) add("Loss", losses.length > 1 ? `${number(losses[0].loss)} → ${number(losses.at(-1).loss)}` : number(losses[0].loss), `first to last of ${plural(steps.length, "step")}`);
@@ -119,13 +123,13 @@ function heroFacts() {
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
     const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), plural(timed.length, "step") + (total > working ? `; of it, evaluations took ${duration(total - working)}` : ""));
+    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `; of it, evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; without the evaluation before" : ""));
     const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
-  if (status && status.state !== "running") add("Ended", STATES[status.state] ?? plain(status.state), status.reason || (status.state === "killed" ? "without a last word" : null));
+  if (status && status.state !== "running") add("Ended", STATES[status.state] ?? plain(status.state), reasonOf(status));
   const crashed = data.rows.filter((row) => row.verdict === "crashed").length;
-  if (crashed) add("Crashed", String(crashed), `of ${plural(data.rows.length, "trajectory", "trajectories")}`);
+  if (crashed) add("Crashed", String(crashed), `of ${plural(data.rows.length, "trajectory")}`);
   return facts;
 }
 
@@ -157,14 +161,16 @@ function around(y, error, limits = [-Infinity, Infinity]) {
   return { low: Math.max(limits[0], y - error), high: Math.min(limits[1], y + error) };
 }
 
+const BANDS = "Bars and band: 95% intervals, clustered by question.";
+
 function curves() {
   const { steps, evaluations } = data.run;
   const right = (row) => (row.verdict === "not judged" ? null : Number(row.verdict === "correct"));
   const heldRewards = byStep((row) => row.reward, "eval");
   const held = { name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
   const charts = [
-    lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: "Bars and band: 95% intervals, clustered by question." }),
-    lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { show: (value) => number(value, 2), note: "Bars and band: 95% intervals, clustered by question." }),
+    lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: BANDS }),
+    lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { show: (value) => number(value, 2), note: BANDS }),
     lineChart("Loss", [stepLine("loss", "loss"), steps.some((step) => step.policy_loss !== step.loss) ? stepLine("policy", "policy_loss") : { points: [] }, { ...stepLine("validation", "val_loss"), kind: "dots" }]),
     lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
     lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),
@@ -210,7 +216,9 @@ function stepTable() {
   });
 }
 
-const stepAddress = (step) => address({ ...noFilters(), view: "list", t: null, side: null, source: "step", step });
+// The list, of all trajectories but for these filters.
+const listOf = (filters) => ({ ...noFilters(), view: "list", t: null, side: null, ...filters });
+const stepAddress = (step) => address(listOf({ source: "step", step }));
 const scroller = (label, content) => el("div", { class: "scroller", role: "region", tabindex: "0", "aria-label": label }, content);
 
 // A table of numbers; on a phone each row stands as a block, its cells under their names.
@@ -247,10 +255,10 @@ function failures() {
   classes.sort((one, other) => sum(columns.map(({ rows }) => count(rows, other) - count(rows, one))));
   const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
     const found = count(rows, name);
-    const link = el("a", { href: address({ ...noFilters(), view: "list", t: null, side: null, file: file.name, failure: name }), "aria-label": `${plural(found, "trajectory", "trajectories")}: ${name}, ${plain(file.label)}`, text: String(found) });
+    const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${plain(file.label)}`, text: String(found) });
     return el("td", {}, el("span", { class: "share" }, found ? link : "0", bar(found / rows.length, 0, 1), el("span", { class: "under", text: percent(found / rows.length) })));
   })));
-  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, brief(file.label), el("span", { class: "under block", text: plural(rows.length, "trajectory", "trajectories") })))];
+  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, brief(file.label), el("span", { class: "under block", text: plural(rows.length, "trajectory") })))];
   return section("Why answers fail", "How far the search for the email with the answer got. A full bar is 100% of the column; each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
@@ -281,9 +289,9 @@ function changes() {
 
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
-  if (!held.length) return section("Trajectories", null, el("p", { class: "note", text: "This run kept no trajectories, only metrics." }));
+  if (!held.length) return section("Trajectories", null, el("p", { class: "note", text: data.run.status?.state === "running" ? "The first ones stand here once they are scored." : "This run kept no trajectories, only metrics." }));
   const last = held.findLast((file) => file.source === "step") || compared().at(-1);
   const rows = data.rows.filter((row) => row.file === last.name);
-  const pick = (low, high) => go({ ...noFilters(), view: "list", t: null, side: null, file: last.name, rmin: low, rmax: high });
+  const pick = (low, high) => go(listOf({ file: last.name, rmin: low, rmax: high }));
   return section("Rewards", `${plain(last.label)}: click a bar to see its trajectories.`, histogram(rows, null, pick));
 }

@@ -39,7 +39,7 @@ def existing(path: Path) -> Path:
 def find_file(path: Path) -> Path:
     """Return the newest trajectory file at or under ``path``; ``UsageError`` if there is none."""
     if (newest := newest_file([existing(path)])) is None:
-        raise UsageError(f"No trajectory in {path} yet.", "Start emailrl train or rollout first.")
+        raise UsageError(f"No trajectory in {path} yet.", "Wait for the first rollouts, or name another.")
     return newest
 
 
@@ -58,8 +58,9 @@ def newest_in(output_dir: Path) -> Path:
 
 
 def newest_made(output_dir: Path) -> Path:
-    """Return the run with the newest trajectories, or without one the newest benchmark or rollout; ``UsageError`` if
-    there is none."""
+    """Return the run last written to, or without one the newest benchmark or rollout; ``UsageError`` without those."""
+    if written := [state for run in run_folders(output_dir) if (state := run / STATUS).is_file()]:
+        return max(written, key=lambda state: state.stat().st_mtime).parent
     newest = newest_file(run_folders(output_dir)) or newest_in(output_dir)
     return newest.parent.parent if newest.parent.name == "trajectories" else newest
 
@@ -91,8 +92,8 @@ def _holds_trajectories(file: Path) -> bool:
 
 
 def has_numbers(folder: Path) -> bool:
-    """Whether a folder holds a run's or a benchmark's metrics, with or without trajectories."""
-    files = (folder / name for name in ("metrics.jsonl", "evaluations.jsonl", "results.json"))
+    """Whether a folder holds a run's state or metrics, or a benchmark's, with or without trajectories."""
+    files = (folder / name for name in (STATUS, "metrics.jsonl", "evaluations.jsonl", "results.json"))
     return any(file.is_file() and file.stat().st_size for file in files)
 
 

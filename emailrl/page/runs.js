@@ -66,7 +66,7 @@ function groupTiles(by, groups) {
   if (!name) return null;
   return el("dl", { class: "tiles" }, [...groups].map(([value, runs], index) => {
     const found = runs.map(of);
-    return el("div", { class: "tile" }, el("dt", {}, el("span", { class: `key series-${index % 6}` }, outside(`${by.replaceAll("_", " ")} ${value}`))), el("dd", {}, el("span", { class: "value", text: percent(mean(found)) }), el("span", { class: "under", text: runs.length > 1 ? `${name}, mean of ${plural(runs.length, "run")}: ${found.map(percent).join(", ")}` : name })));
+    return el("div", { class: "tile" }, el("dt", {}, el("span", { class: `key series-${index % 6}` }, outside(`${by.replaceAll("_", " ")} ${value}`))), el("dd", {}, el("span", { class: "value", text: percent(mean(found)) }), el("span", { class: "under", text: runs.length > 1 ? `${name}, mean of ${plural(runs.length, "run")}: ${runs.map((run, at) => percent(found[at]) + (held(run).length && !bestOf(run.evaluations).step ? " (untrained)" : "")).join(", ")}` : name })));
   }));
 }
 

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.page.build import served_data, served_page
+from emailrl.page.build import document, served_data
 from emailrl.page.place import Place, file_record, has_numbers, name_of, place_of, run_record, runs_in, runs_record
 from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
@@ -59,10 +59,8 @@ class Served:
             return runs_record(runs_in(self._path))
         with self._lock:
             self.place = place_of(self._path)
-            for path in self.place.files:
-                if path not in self._files:
-                    self._files[path] = _File(path)
-            files = [self._files[path] for path in self.place.files]
+            self._files = {path: self._files.get(path) or _File(path) for path in self.place.files}
+            files = list(self._files.values())
             records = [file.refreshed() for file in files]
             self._shown = [(file, record["count"]) for file, record in zip(files, records, strict=True)]
             run = run_record(self.place, records)
@@ -254,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_page(self, served: Served) -> None:
         """Send the page at once, so that it shows while its data are read."""
-        page, policy = served_page(served.place.name)
+        page, policy = document(served.place.name, {"served": True}, connect="'self'")
         headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
         self._send(HTTPStatus.OK, "text/html; charset=utf-8", page.encode("utf-8", "replace"), headers)
         try:

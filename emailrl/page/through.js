@@ -2,7 +2,7 @@
 // place in the conversation.
 
 const through = { all: [], stage: null, slider: null };
-const inBrief = (row) => `${plain(fileOf(row).label)}: ${row.verdict}, reward ${number(row.reward, 2)}`;
+const inBrief = (row) => `${plain(fileOf(row).label)}: ${row.verdict}, reward ${number(row.reward)}`;
 
 function showThrough(pane, row) {
   const subject = `through ${row.scenario}`;
@@ -40,7 +40,7 @@ async function drawStage(pane, row) {
   through.slider.setAttribute("aria-valuetext", inBrief(row));
   const verdict = el("span", { class: `badge ${row.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[row.verdict]} ${row.verdict}`);
   const top = pane.scrollTop;
-  replaceKept(through.stage, el("section", {}, el("h2", {}, brief(fileOf(row).label)), el("p", { class: "facts" }, verdict, el("span", { text: `reward ${number(row.reward, 2)}` }), evidenceMark(row)),
+  replaceKept(through.stage, el("section", {}, el("h2", {}, brief(fileOf(row).label)), el("p", { class: "facts" }, verdict, el("span", { text: `reward ${number(row.reward)}` }), evidenceMark(row)),
     before ? firstDifference(before, detail, "the one before") : el("p", { class: "note", text: "The first." }), conversation(detail)));
   pane.scrollTop = top;
 }

@@ -2,12 +2,16 @@
 // address.
 
 const zoomed = () => state.from !== undefined || state.to !== undefined;
-const within = (items) => items.filter(({ x }) => x >= Number(state.from ?? -Infinity) && x <= Number(state.to ?? Infinity));
+const shownSteps = () => [state.from, state.to].map((end, index) => Number(end ?? allSteps()[index]));
+const within = (items, [from, to] = shownSteps()) => items.filter(({ x }) => x >= from && x <= to);
 
 // First and last step that there is.
+let ends = {};
 function allSteps() {
+  if (ends.of === data.run) return ends.found;
   const recorded = [data.run, ...(data.run.runs ?? [])].flatMap((run) => [...run.steps, ...run.evaluations]).map((each) => each.step);
-  return [Math.min(...recorded), Math.max(...recorded)];
+  ends = { of: data.run, found: [Math.min(...recorded), Math.max(...recorded)] };
+  return ends.found;
 }
 
 // Shows the steps from one to another, or all.

@@ -61,8 +61,8 @@ class Display:
 
 class Status(Display):
     """Passes everything on to another display, and keeps ``status.json`` in the run's directory up to date: ``state``
-    (``running``, ``finished``, ``interrupted``, ``failed``), ``reason`` it ended, ``step`` of ``steps``, ``phase`` with
-    ``done`` of ``rollouts``, and in seconds since 1970 when it was written (``at``) and will ``end``."""
+    (``running``, ``finished``, ``interrupted``, ``failed``), ``reason`` it finished or failed, ``step`` of ``steps``,
+    ``phase`` with ``done`` of ``rollouts``, and in seconds since 1970 when it was written (``at``) and will ``end``."""
 
     def __init__(self, display: Display, run_dir: Path, step: int) -> None:
         super().__init__(display.say)
@@ -111,8 +111,8 @@ class Status(Display):
         """Write how the run ended: by a reason noted before, else by the exception that is being raised, if any."""
         state, error = "finished", sys.exception()
         if self._now["reason"] is None and error is not None:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            self._now["reason"] = first_line(error)
+            is_asked = isinstance(error, KeyboardInterrupt)
+            state, self._now["reason"] = ("interrupted", None) if is_asked else ("failed", first_line(error))
         self._write(state=state, phase=None)
 
 

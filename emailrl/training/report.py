@@ -250,7 +250,7 @@ def draw_curves(run_dir: Path, settings: PolicySettings) -> list[Path]:
     accuracy.set(title="Accuracy, 95 % interval", xlabel="training step", ylim=(0, 1.02))
     accuracy.yaxis.set_major_formatter("{x:.0%}")
     reward.set(title="Reward", xlabel="training step")
-    reward.legend(loc="lower right")
+    reward.legend()
     title = f"{settings.model.name}, {settings.training.algorithm}, mode {settings.training.mode}"
     figure.suptitle(title, fontsize=11, parse_math=False)  # names may hold a $
     return save(figure, run_dir / "curve")

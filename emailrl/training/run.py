@@ -122,7 +122,7 @@ class TrainingRun(Run[RunState]):
         rollout raised."""
         step, display = self.state.step + 1, self.tracker.display
         if self.ahead is not None:
-            display.phase(f"train rollouts of step {step}")
+            display.phase(f"rollouts of step {step}")
             collected, questions = self.ahead.take()
             display.recorded(self.rollouts.file_of(f"step-{step:06d}.jsonl"), collected.trajectories)
             return collected, questions
@@ -156,7 +156,9 @@ class TrainingRun(Run[RunState]):
         """Play the questions with the engine's current weights, then put the engine to sleep."""
         num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
         self.tracker.say(f"Evaluating on {counted(len(questions), 'question')} ...")
-        display.phase(f"{label} rollouts of step {step}", len(questions) * num_samples)
+        display.phase(
+            f"{'evaluation' if label == 'val' else 'final check'} after step {step}", len(questions) * num_samples
+        )
         seed, temperature = self.settings.training.seed, self.settings.agent.eval_temperature
         how = {"seed": seed, "temperature": temperature, "split_label": label, "progress": display.played}
         groups = self.evaluator.collect(questions, num_samples, step=step, **how)  # type: ignore[arg-type]

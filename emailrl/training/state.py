@@ -12,7 +12,6 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -301,9 +300,10 @@ class Rollouts:
             label = f"refill-{refill}" if refill else "train"
             if refill:
                 logger.info("Step %d: %s asks %d more questions", step, label, len(scenarios))
-            display.phase(f"{label} rollouts of step {step}", len(scenarios) * size)
-            collect = partial(collector.collect, split_label=label, progress=display.played)
-            groups = collect(scenarios, size, step=step, seed=seed)
+            display.phase(f"{'more ' * bool(refill)}rollouts of step {step}", len(scenarios) * size)
+            groups = collector.collect(
+                scenarios, size, step=step, seed=seed, split_label=label, progress=display.played
+            )
             for group in groups:
                 sifted = self.filter.sift(group)
                 if isinstance(sifted, str):

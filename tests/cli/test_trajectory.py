@@ -23,7 +23,7 @@ def shown(trajectory: Trajectory, **options: object) -> str:
 def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
     text = shown(trajectory, title="step-000003.jsonl, 1 of 1")
     story = [
-        "Verdict      correct, reward 1.3800, 2 turns, 0.75 s",
+        "Verdict      correct, reward 1.380, 2 turns, 0.75 s",
         "t-7  group g-2  step 3  mode masked  policy v3  adapter abababababab",
         "Question     Who paid?",
         "bob@example.com, as of 2001-05-14",

@@ -203,7 +203,7 @@ def test_a_database_of_the_old_schema_is_one_line_that_names_the_rebuild(db: Pat
     for use in (lambda: open_mailbox(old, ME), lambda: build_database([], old, append=True)):
         with pytest.raises(UsageError, match="another version") as refused:
             use()
-        assert f"emailrl gen-db --source PATH --db {old} --overwrite" in str(refused.value)
+        assert f"emailrl gen-db --db {old} --overwrite" in str(refused.value)
 
 
 def test_people_are_named_by_address_or_name(db: Path) -> None:

@@ -136,13 +136,13 @@ def test_a_live_page_keeps_what_its_reader_did_and_says_how_the_run_is(
         now = {"state": "running", "step": 2, "steps": 9, "at": time.time(), "end": time.time() + 240}
         (folder / "status.json").write_text(json.dumps(now | fields))
 
-    status(phase="train rollouts of step 3", done=5, rollouts=48)
+    status(phase="rollouts of step 3", done=5, rollouts=48)
     with closing(Lock(folder / LOCK)), PageServer(Served(folder, model_name="nano")) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         tab = opened(browser, server.address)
-        assert tab.inner_text("#live") == "step 2 of 9 · train rollouts 5 of 48 · about 4.0 min left"
-        assert tab.title() == "2/9 · run · emailrl"
+        assert tab.inner_text("#live") == "step 3 of 9 · rollouts 5 of 48 · about 4 min left"
+        assert tab.title() == "3/9 · run · emailrl"
         tab.click("summary:has-text('All values by step')")
         tab.locator(".scroller[aria-label='Values by step']").focus()
         tab.evaluate("scrollTo(0, 400)")

@@ -171,9 +171,9 @@ def test_a_group_and_a_question_stand_side_by_side(file: Path, tmp_path: Path) -
 def test_a_question_goes_through_its_evaluations(file: Path, tmp_path: Path) -> None:
     markup = shown(file, tmp_path / "profile", "#view=list&t=eval-000002.jsonl%400&side=through")
     said = 'type="range" min="0" max="1" step="1" value="1" aria-label="Evaluation"'
-    assert said in markup and 'aria-valuetext="evaluation at step 2: correct, reward 1.38"' in markup
+    assert said in markup and 'aria-valuetext="evaluation at step 2: correct, reward 1.380"' in markup
     ticks = re.findall(r'<button[^>]*title="(evaluation[^"]*)"', markup)
-    assert ticks == ["evaluation at step 0: wrong, reward 1.38", "evaluation at step 2: correct, reward 1.38"]
+    assert ticks == ["evaluation at step 0: wrong, reward 1.380", "evaluation at step 2: correct, reward 1.380"]
     assert "The same tokens as the one before." in markup and ">final answer<" in markup
 
 

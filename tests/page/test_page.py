@@ -18,7 +18,7 @@ import pytest
 from page.conftest import write_weights
 
 from emailrl.base.errors import UsageError
-from emailrl.page.build import PageData, gather, page, served_page
+from emailrl.page.build import PageData, document, gather, page
 from emailrl.page.place import place_of
 from emailrl.page.redact import redacted
 from emailrl.page.server import Served
@@ -104,8 +104,8 @@ def test_the_file_holds_everything_names_no_host_and_runs_its_own_script_alone(r
     }  # fmt: skip
     assert len((script + style).encode()) < 135_000
     assert text.index("<script>") < text.index('id="chunk-0"')  # curves before a large file is read
-    document, policy = served_page("<b>")
-    assert "connect-src 'self'" in policy and policy in document and "&lt;b&gt;" in document
+    shown, policy = document("<b>", {"served": True}, connect="'self'")
+    assert "connect-src 'self'" in policy and policy in shown and "&lt;b&gt;" in shown
 
 
 def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) -> None:
