@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 # OpenMP reads it when torch loads, so it is set before anything here can load it: threads that wait by spinning slow a
 # busy machine to a crawl. A value of the user's own stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# oneDNN keeps a kernel for each of 1,024 shapes, and every length of a prompt is another: hundreds of MB in a session.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 
 def __getattr__(name: str) -> object:
