@@ -65,7 +65,7 @@ class TrainingSettings(Section):
     update_epochs: Positive = 1
     """Passes over the mini-batches of a step."""
     max_tokens_per_micro_batch: Positive | None = None
-    """Tokens per forward pass in training; default: 16384 on a GPU (65536 for models with a hidden size below 1024),
+    """Tokens per forward pass in training; default: 16384 on a GPU (131072 for models with a hidden size below 1024),
     2048 on a CPU (sized for its caches)."""
     max_rows_per_micro_batch: Positive | None = None
     """Samples per forward pass in training, in addition to the token limit; default: unlimited."""
@@ -74,7 +74,7 @@ class TrainingSettings(Section):
     prefix_sharing: bool = True
     """Compute common prefixes in a micro-batch, such as a group's prompt, only once. Needs packing and no dropout."""
     fused_layers: bool = True
-    """Train Llama, Mistral, Qwen2 and Qwen3 models on a GPU with emailrl's own LoRA layers; needs packing."""
+    """Train Llama, Mistral, Qwen2 and Qwen3 models on a GPU with emailrl's own layers; needs packing."""
     nproc: Positive = 1
     """Training processes (ranks) per host, one per GPU; torchrun sets its own number."""
     nnodes: Positive = 1

@@ -110,8 +110,7 @@ def test_seconds_as_measured(
 )
 def test_training_as_measured(model: str, values: dict[str, Any], peak: float, seconds: float) -> None:
     """48 trajectories of 3,763 tokens on average, 23.6 % trained; the benchmark has neither optimizer nor sampler."""
-    cap = {"max_tokens_per_micro_batch": 16384}  # the default then, and since then for 4B and 14B alone
-    made = plan_for(model=model, tokens=3763, share=0.236, **(WITHOUT_SHARING | cap | values))
+    made = plan_for(model=model, tokens=3763, share=0.236, **(WITHOUT_SHARING | values))
     resident = made.memory.resident
     planned = made.memory.training_peak - resident["optimizer"] - resident["sampler's copy"]
     assert planned / 2**30 == pytest.approx(peak, rel=0.08)
