@@ -129,7 +129,8 @@ def _renew_parties(email_id: str, address: str) -> str:
     return f"""
         INSERT OR IGNORE INTO addresses(address) SELECT {address} WHERE {address} <> '';
         UPDATE emails SET parties = (
-            SELECT iif(count(*) > {SNIPPET_WORDS}, '{FILLER}', '') || coalesce(group_concat('{PARTY}' || id, ' '), '')
+            SELECT iif(count(*) > {SNIPPET_WORDS}, '{FILLER}', '')
+            || coalesce(group_concat('{PARTY}' || id || '{PARTY}', ' '), '')
             FROM addresses WHERE address = from_address
             OR address IN (SELECT recipient_address FROM recipients WHERE email_id = emails.id)
         ) WHERE id = {email_id};"""
@@ -156,7 +157,7 @@ TRIGGERS = {
 
 def party_word(address_id: int) -> str:
     """Return the party word of an address."""
-    return f"{PARTY}{address_id}"
+    return f"{PARTY}{address_id}{PARTY}"  # no word of a name ends so
 
 
 def parties_text(party_words: Iterable[str]) -> str:

@@ -33,10 +33,10 @@ NUM, BATCH, ROW = 256, 32, 8192
 WARMUP, STEPS = 3, 5
 VARLEN = "bench_varlen"
 SIDES: dict[str, Row] = {
+    "emailrl": {},
     "TRL 8 rows Liger": {"way": [8, True]},
     "TRL 2 rows Liger": {"way": [2, True]},
     "TRL 8 rows": {"way": [8, False]},
-    "emailrl": {},
 }
 """TRL's rows a batch, accumulated to 8, and whether with Liger kernels."""
 

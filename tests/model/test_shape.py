@@ -115,7 +115,7 @@ def test_sizes_that_no_model_has(tmp_path: Path, changes: dict[str, Any], reason
 
 def test_the_cap_of_a_micro_batch() -> None:
     assert micro_batch_cap(TrainingSettings(), on_gpu=True, hidden=1024) == 16384
-    assert micro_batch_cap(TrainingSettings(), on_gpu=True, hidden=1023) == 65536
+    assert micro_batch_cap(TrainingSettings(), on_gpu=True, hidden=1023) == 131072
     for hidden in (64, 5120):
         assert micro_batch_cap(TrainingSettings(), on_gpu=False, hidden=hidden) == 2048
         assert micro_batch_cap(TrainingSettings(max_tokens_per_micro_batch=100), on_gpu=True, hidden=hidden) == 100

@@ -169,13 +169,13 @@ def test_tensorboard_gets_every_number_and_hides_steps_done_again(
     ("raised", "noted", "state", "reason"),
     [
         (None, "all steps done", "finished", "all steps done"),
-        (KeyboardInterrupt(), None, "interrupted", "KeyboardInterrupt"),
+        (KeyboardInterrupt(), None, "interrupted", None),
         (ValueError("no\nluck"), None, "failed", "no"),
         (KeyboardInterrupt(), "all steps done", "finished", "all steps done"),  # while the best model is confirmed
     ],
 )
 def test_the_status_says_how_far_a_run_is_and_how_it_ended(
-    tmp_path: Path, raised: BaseException | None, noted: str | None, state: str, reason: str
+    tmp_path: Path, raised: BaseException | None, noted: str | None, state: str, reason: str | None
 ) -> None:
     with (
         pytest.raises(BaseException) if raised else nullcontext(),
