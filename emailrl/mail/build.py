@@ -304,7 +304,7 @@ class _PartyWords(dict[str, str]):
             self._last = max(self._last, number)
 
     def numbers(self) -> Iterator[tuple[str, int]]:
-        return ((address, int(word[1:])) for address, word in self.items())
+        return ((address, int(word.strip(database.PARTY))) for address, word in self.items())
 
 
 class _Loader:
