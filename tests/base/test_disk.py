@@ -166,4 +166,4 @@ def test_the_same_data_give_the_same_files(tmp_path: Path) -> None:
         assert (png.name, svg.name) == ("curve.png", "curve.svg")
         contents.append((png.read_bytes(), svg.read_bytes()))
     assert contents[0] == contents[1]
-    assert contents[0][0].startswith(b"\x89PNG") and b"</svg>" in contents[0][1]
+    assert contents[0][0].startswith(b"\x89PNG") and b"prefers-color-scheme: dark" in contents[0][1]

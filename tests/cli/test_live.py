@@ -60,6 +60,26 @@ def test_on_a_terminal_the_display_stays_below_the_lines(trajectory: Trajectory,
     assert "▃█" in lines[4] and lines[4].endswith("100.0%, best 100.0%")
     assert "10.0 s: rollout 75%, update 25%" in lines[5] and lines[5].endswith("2.0 rollouts/s, 500 tok/s")
     assert max(map(len, lines)) <= 80
+    assert not any(line.startswith("Now") for line in drawn(live))  # it has ended
+
+
+def test_a_step_takes_one_line_of_a_narrow_terminal_and_all_of_a_wide_one(
+    trajectory: Trajectory, tmp_path: Path
+) -> None:
+    step = "Step 12/200 | Loss: -0.1726 | Policy: -0.1726 | KL: - | Reward: 0.494 | Acc: 27.1% | Trainable tokens: 9/99"
+    step += " (9.1%) | 28.2 s | about 7 min left | Dropped: 2 groups with nearly equal rewards"
+    warning = "Step 12: no groups left to train on, no update (2 such steps so far), and more than eighty characters."
+
+    def printed(width: int) -> str:
+        out = io.StringIO()
+        with play(Console(file=out, force_terminal=True, width=width, color_system=None), trajectory, tmp_path) as live:
+            live.say(step)
+            live.say(warning)
+        return out.getvalue()
+
+    [line] = [line for line in printed(80).splitlines() if "Step 12/200" in line]
+    assert line.endswith("Step 12/200 | Reward: 0.494 | Acc: 27.1% | 28.2 s | Dropped: 2 groups with near…")
+    assert "eighty" in printed(80) and step in printed(240)
 
 
 def test_elsewhere_there_are_only_lines_and_what_the_settings_ask(trajectory: Trajectory, tmp_path: Path) -> None:

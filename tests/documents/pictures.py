@@ -109,9 +109,9 @@ def told(lines: list[str]) -> list[str]:
     state = next(at for at, line in enumerate(plain) if re.match(r"Step \d+/\d+ +━", line))
     ends = next(at for at, line in enumerate(plain) if line == "Test accuracy")
     last = next(at for at, line in enumerate(plain) if line.startswith("Next: "))
-    left = (f"\x1b[2m⋮ {count} lines\x1b[0m" for count in (state - begins - 4, ends - state - 6))
+    left = (f"\x1b[2m⋮ {count} lines\x1b[0m" for count in (state - begins - 4, ends - state - 5))
     command = "\x1b[1m$ emailrl quickstart\x1b[0m"
-    return [command, *lines[: begins + 4], next(left), *lines[state : state + 6], next(left), *lines[ends : last + 1]]
+    return [command, *lines[: begins + 4], next(left), *lines[state : state + 5], next(left), *lines[ends : last + 1]]
 
 
 def drawn(shown: RenderableType, title: str, width: int) -> str:

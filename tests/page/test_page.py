@@ -120,6 +120,8 @@ def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) ->
     (folder / "metrics.jsonl").write_text("")
     with pytest.raises(UsageError, match="No trajectory in"):
         place_of(folder)
+    (folder / "status.json").write_text('{"state": "running", "step": 0, "steps": 9, "at": 1.0}')
+    assert Served(folder, model_name="nano").run()["status"]["steps"] == 9  # from its first second
 
 
 def test_what_is_no_file_is_said_to_be_left_out(run_dir: Path, tmp_path: Path) -> None:
