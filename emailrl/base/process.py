@@ -91,10 +91,13 @@ def _exit(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-# What Python does last restores SIGINT's default, which would replace the exit code.
-atexit.register(
-    lambda: signal.getsignal(signal.SIGINT) is _exit and signal.signal(signal.SIGINT, signal.SIG_IGN)
-)  # before anything else is imported: the first to be registered is the last to be called
+def _stay_ended() -> None:
+    # What Python does last restores SIGINT's default, which would replace the exit code.
+    if signal.getsignal(signal.SIGINT) is _exit:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+atexit.register(_stay_ended)  # before anything else is imported: the first to be registered is the last to be called
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -199,17 +198,12 @@ def _print_summary(report: BuildReport, settings: StoreSettings, console: Consol
 def _print_next(settings: PlayingSettings, db: Path, console: Console) -> None:
     """List the database's mailboxes, largest first, and the next command."""
     from emailrl.mail.database import opened
-    from emailrl.questions.inbox import MIN_MAILS, MailReader, listed
-    from emailrl.questions.inbox import owners as owners_of
+    from emailrl.questions.inbox import MIN_MAILS, MailReader, largest_owners, listed
     from emailrl.questions.load import questions_file
     from emailrl.questions.splits import FEW
 
     with opened(db) as connection:
-        found = (owners_of(MailReader(connection), least) for least in (MIN_MAILS // 4, 1))
-        boxes = (
-            [*islice((one for one in each if 3 * (one.mails - one.sent) >= one.mails), NUM_SHOWN + 1)] for each in found
-        )
-        owners = next(filter(None, boxes), [])
+        owners = largest_owners(MailReader(connection), NUM_SHOWN + 1, least=MIN_MAILS // 4, received=1 / 3)
     if owners:
         say(f"Inboxes: {listed(owners[:NUM_SHOWN])}{', …' if len(owners) > NUM_SHOWN else ''}", console)
         print_next(["ask", "--db", str(settings.store.db), "--inbox", owners[0].address])

@@ -6,14 +6,15 @@ As in ART-E: ``emails``, ``recipients`` and the external-content table ``emails_
 newest email, so that newest first is a forward scan of row ids; a write that breaks this order is refused.
 ``addresses`` numbers every address.
 
-``emails.parties``, also indexed, has one word per sender and recipient: a private-use character, which FTS5's tokenizer
-keeps (category Co), and the address's number. A search includes the inbox's word in its MATCH, so that the index itself
-intersects keywords with the inbox. No word of an email can be equal, since ``clean_text`` removes the character.
+``emails.parties``, also indexed, has one word per sender and recipient: the address's number between two private-use
+characters, which FTS5's tokenizer keeps (category Co). A search includes the inbox's word in its MATCH, so that the
+index itself intersects keywords with the inbox. No word of an email can be equal, since ``clean_text`` removes the
+character.
 
 ``emails.extra`` is indexed, too: what a search may find besides subject and body, namely the names of people and
-attachments and pairs of characters, each word after the same character, so that queries as ART-E
-writes them do not find these. ``stems`` has the words of other languages (``languages``), ``threads`` the emails of
-threads of two or more.
+attachments and pairs of characters, each word after that character alone, so that queries as ART-E writes them do not
+find these, nor a number an address. ``stems`` has the words of other languages (``languages``), ``threads`` the emails
+of threads of two or more.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from emailrl.base.disk import not_a_file
 from emailrl.base.errors import EmailRLError, UsageError
 
-PARTY = "\ue000"  # the first character of every party word
+PARTY = "\ue000"  # the first and the last character of every party word
 SNIPPET_WORDS = 15  # length of a search hit's snippet, as in ART-E
 
 # FTS5 shows the stretch of words that holds most phrases of the query, of several equal ones the first, and prefers one
@@ -157,7 +158,7 @@ TRIGGERS = {
 
 def party_word(address_id: int) -> str:
     """Return the party word of an address."""
-    return f"{PARTY}{address_id}{PARTY}"  # no word of a name ends so
+    return f"{PARTY}{address_id}{PARTY}"
 
 
 def parties_text(party_words: Iterable[str]) -> str:

@@ -25,8 +25,12 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm over the last dimension (Zhang and Sennrich 2019), rounded before the weight as transformers does."""
+    return weight * _normed(states, eps)
+
+
+def _normed(states: Tensor, eps: float) -> Tensor:
     wide = _wide(states)
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(states.dtype)
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(states.dtype)
 
 
 def rms_norm_backward(grad: Tensor, states: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -38,9 +42,7 @@ def rms_norm_backward(grad: Tensor, states: Tensor, weight: Tensor, eps: float) 
 
 def rms_norm_weight_gradient(grad: Tensor, states: Tensor, eps: float) -> Tensor:
     """Gradient of ``rms_norm``'s weight, summed over all leading dimensions in float32."""
-    wide = _wide(states)
-    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(states.dtype)
-    return (_wide(grad) * _wide(normed)).flatten(0, -2).sum(0)
+    return (_wide(grad) * _wide(_normed(states, eps))).flatten(0, -2).sum(0)
 
 
 def add_rms_norm(states: Tensor, update: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

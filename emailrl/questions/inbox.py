@@ -384,9 +384,11 @@ def choose_inboxes(reader: MailReader, named: Sequence[str]) -> list[str]:
     return chosen
 
 
-def largest_owners(reader: MailReader, most: int = 3) -> list[Owner]:
-    """Return the largest mailboxes with enough emails for questions, or else the largest of all."""
-    return list(islice(owners(reader, MIN_MAILS), most)) or list(islice(owners(reader, 1), most))
+def largest_owners(reader: MailReader, most: int = 3, *, least: int = MIN_MAILS, received: float = 0) -> list[Owner]:
+    """Return the largest mailboxes with at least ``least`` emails (enough for questions), or else the largest of all;
+    only those that received that share of their emails."""
+    found = ((one for one in owners(reader, few) if one.mails - one.sent >= received * one.mails) for few in (least, 1))
+    return next(filter(None, (list(islice(each, most)) for each in found)), [])
 
 
 def open_inbox(reader: MailReader, inbox: str) -> Inbox:
