@@ -17,7 +17,7 @@ import sqlite3
 import threading
 from dataclasses import dataclass, field
 from datetime import date
-from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
@@ -99,6 +99,7 @@ class _Reader:
         self._opened = connect(db)
         finalize(self, self._opened.close)
         self.connection = driver(self._opened)
+        self.meanings = dict[str, tuple[str, list[str]]]()  # of keywords, as in ``Mailbox._meaning``
         with reading(db):
             self.has_stems = self.connection.execute("SELECT 1 FROM stems LIMIT 1").fetchone() is not None
 
@@ -289,16 +290,22 @@ class Mailbox:
         words = [word for keyword in keywords for word in words_apart(keyword) if marked(word)] if self.names else []
         if not words:
             return f"({' '.join(map(quoted, keywords))})", keywords
-        clauses, written = list[str](), list[str]()
-        for keyword in words:  # one without a word is left out, as an implicit AND does
+        clauses, written = zip(*map(self._meaning, words), strict=True)  # a keyword without a word is left out
+        return f"({' AND '.join(clauses)})", [*chain.from_iterable(written)]
+
+    def _meaning(self, keyword: str) -> tuple[str, list[str]]:
+        """The same of one keyword, kept for the next search."""
+        known = self._opened().meanings
+        if keyword not in known:
             spelled = spellings(keyword)
             others = (each for form in spelled for each in phrases(form, self._foreign_forms))
             own = {*map(fold, map(str.lower, spelled))}
             more = dict.fromkeys([*phrases(keyword, english_forms), *others])
             forms = [*spelled, *(form for form in more if form not in own)]
-            clauses.append(f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})")
-            written += forms
-        return f"({' AND '.join(clauses)})", written
+            if len(known) >= _MOST_MEANINGS:
+                known.clear()
+            known[keyword] = f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})", forms
+        return known[keyword]
 
     def _foreign_forms(self, word: str) -> list[str]:
         """The words of other languages for which a keyword stands."""
@@ -371,7 +378,6 @@ def _checked(keywords: object) -> list[str]:
     return [keyword.replace(PARTY, " ") for keyword in keywords]
 
 
-@lru_cache(8192)
 def _anywhere(form: str) -> str:
     """The FTS5 expression of a phrase in subject or body, or as a name, two words of which may be in either order."""
     words = marked(form).split()
@@ -405,10 +411,12 @@ def _check_day(name: str, value: object) -> str | None:
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; undated emails count as the empty string, below both."""
 _SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
-_SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) + length(e.extra) <= ? THEN {_SNIPPET} END"
+_BYTES = " + ".join(f"length(CAST(e.{each} AS BLOB))" for each in ("subject", "body", "extra"))
+_SNIPPET_IF_SHORT = f"CASE WHEN {_BYTES} <= ? THEN {_SNIPPET} END"
 _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
+_MOST_MEANINGS = 1000  # of keywords kept for a file
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
 _NAMED = (
