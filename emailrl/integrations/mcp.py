@@ -33,7 +33,6 @@ From the mailbox, between two marks that nobody who wrote an email could know. I
 NAMED: Final = """\
  Keywords are also found inflected, and in the names of people and attached files; from_addr and to_addr take an \
 address or a name. Dates are in UTC."""
-PHRASE: Final = "A keyword of several words is a phrase: pass each word as a keyword of its own."
 _TEXT: Final = {"type": "string"}
 ASK: Final = {
     "name": "ask",
@@ -93,7 +92,7 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
             found = with_names(mailbox, found)
         value = {"emails": found} if isinstance(found, list) else found
         if name == "search_emails" and not found and any(len(each.split()) > 1 for each in arguments["keywords"]):
-            value["hint"] = PHRASE
+            value["hint"] = "A keyword of several words is a phrase: pass each word as a keyword of its own."
         framed = FRAMED.format(nonce=secrets.token_hex(8), content=to_json(value))
         return types.CallToolResult(content=[types.TextContent(text=framed)], structured_content=value)
 

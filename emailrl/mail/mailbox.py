@@ -3,9 +3,8 @@
 A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (``database``).
 Dates become bounds on row ids, which count from the newest email, and the scan stops at the last hit requested. Results
 and snippets equal those of ART-E's query where ``names`` is off, except for the snippets of emails with thousands of
-matches: FTS5's snippet()
-compares every match with every other and with every sentence (15 s for 200 kB of one repeated word), which cannot be
-interrupted, so such emails get an excerpt in linear time instead.
+matches: FTS5's snippet() compares every match with every other and with every sentence (15 s for 200 kB of one repeated
+word), which cannot be interrupted, so such emails get an excerpt in linear time instead.
 """
 
 from __future__ import annotations
@@ -164,10 +163,9 @@ class Mailbox:
     ) -> list[SearchHit]:
         """Return the newest (or most relevant, see ``order``) emails whose text, or ``names``, contain every keyword.
         A keyword of several words is a phrase. ``from_addr`` and ``to_addr`` (to, cc or bcc) are addresses, or with
-        ``names`` also people's names; ``sent_after`` is inclusive,
-        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
-        (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
-        the body. Raises ``ToolError`` for a bad argument."""
+        ``names`` also people's names; ``sent_after`` is inclusive, ``sent_before`` exclusive, both ``YYYY-MM-DD`` in
+        UTC. If one is given, ``keywords`` may be empty (``without_keywords``): all emails then match, newest first, and
+        a snippet is the subject and the first words of the body. Raises ``ToolError`` for a bad argument."""
         if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
             raise ToolError("max_results must be a whole number of at least 1.")
         if max_results > MAX_RESULTS:
