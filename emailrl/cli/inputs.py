@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from emailrl.base.errors import UsageError
-from emailrl.base.http import is_this_machine
 from emailrl.base.plain import cut
 from emailrl.cli.output import print_next, say, warn
 
@@ -125,6 +124,8 @@ def with_inputs(settings: Settings) -> Settings:
 def server_token(host: str, wanted: SecretStr | None) -> str | None:
     """The bearer token for a server on ``host``: that of the settings, else one that is made and printed if other
     machines can reach the server, else none."""
+    from emailrl.base.http import is_this_machine
+
     if wanted is not None:
         return wanted.get_secret_value()
     if is_this_machine(host):

@@ -80,14 +80,19 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
                 async with one_at_a_time:
                     answer = await asyncio.to_thread(ask, question.strip())
                 found = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
-            elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
-                raise ToolError("No email of this mailbox has this message id.")
+            else:
+                if isinstance(given := arguments.get("message_id"), str) and mailbox.read(given) is None:
+                    arguments = {**arguments, "message_id": f"<{given}>"}  # people and programs leave the brackets out
+                if (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
+                    raise ToolError("No email of this mailbox has this message id.")
         except (ToolError, EmailRLError, ImportError) as error:
             error = explained(error) if isinstance(error, ImportError) else error
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
         if name != "ask":
             found = with_names(mailbox, found)
         value = {"emails": found} if isinstance(found, list) else found
+        if name == "search_emails" and not found and any(len(each.split()) > 1 for each in arguments["keywords"]):
+            value["hint"] = "A keyword of several words is a phrase: pass each word as a keyword of its own."
         framed = FRAMED.format(nonce=secrets.token_hex(8), content=to_json(value))
         return types.CallToolResult(content=[types.TextContent(text=framed)], structured_content=value)
 

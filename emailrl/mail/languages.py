@@ -122,7 +122,6 @@ class Stems:
         return found
 
 
-@lru_cache(8192)
 def stem_ranges(word: str) -> str:
     """Return, as JSON, the first and the last key in ``stems`` of each group of words that a keyword of one word stands
     for."""
@@ -179,7 +178,6 @@ def phrases(keyword: str, forms: Callable[[str], Collection[str]]) -> list[str]:
     return [*map(" ".join, product(*([word, *islice(forms(word), _MOST_FORMS)] for word in words)))]
 
 
-@lru_cache(8192)
 def english_forms(word: str) -> list[str]:
     """Return the inflections of an English word, those of nouns first: what differs in its ending alone and has the
     same stem, which tells ``evening`` from a form of ``even``."""

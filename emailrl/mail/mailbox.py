@@ -3,9 +3,8 @@
 A search queries the full-text index for the keywords and, in the same MATCH, for the word of the inbox (``database``).
 Dates become bounds on row ids, which count from the newest email, and the scan stops at the last hit requested. Results
 and snippets equal those of ART-E's query where ``names`` is off, except for the snippets of emails with thousands of
-matches: FTS5's snippet()
-compares every match with every other and with every sentence (15 s for 200 kB of one repeated word), which cannot be
-interrupted, so such emails get an excerpt in linear time instead.
+matches: FTS5's snippet() compares every match with every other and with every sentence (15 s for 200 kB of one repeated
+word), which cannot be interrupted, so such emails get an excerpt in linear time instead.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import sqlite3
 import threading
 from dataclasses import dataclass, field
 from datetime import date
-from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
@@ -99,6 +98,7 @@ class _Reader:
         self._opened = connect(db)
         finalize(self, self._opened.close)
         self.connection = driver(self._opened)
+        self.meanings = dict[str, tuple[str, list[str]]]()  # of keywords, as in ``Mailbox._meaning``
         with reading(db):
             self.has_stems = self.connection.execute("SELECT 1 FROM stems LIMIT 1").fetchone() is not None
 
@@ -163,10 +163,9 @@ class Mailbox:
     ) -> list[SearchHit]:
         """Return the newest (or most relevant, see ``order``) emails whose text, or ``names``, contain every keyword.
         A keyword of several words is a phrase. ``from_addr`` and ``to_addr`` (to, cc or bcc) are addresses, or with
-        ``names`` also people's names; ``sent_after`` is inclusive,
-        ``sent_before`` exclusive, both ``YYYY-MM-DD`` in UTC. If one of these is given, ``keywords`` may be empty
-        (``without_keywords``): all emails then match, newest first, and a snippet is the subject and the first words of
-        the body. Raises ``ToolError`` for a bad argument."""
+        ``names`` also people's names; ``sent_after`` is inclusive, ``sent_before`` exclusive, both ``YYYY-MM-DD`` in
+        UTC. If one is given, ``keywords`` may be empty (``without_keywords``): all emails then match, newest first, and
+        a snippet is the subject and the first words of the body. Raises ``ToolError`` for a bad argument."""
         if isinstance(max_results, bool) or not isinstance(max_results, int) or max_results < 1:
             raise ToolError("max_results must be a whole number of at least 1.")
         if max_results > MAX_RESULTS:
@@ -289,16 +288,22 @@ class Mailbox:
         words = [word for keyword in keywords for word in words_apart(keyword) if marked(word)] if self.names else []
         if not words:
             return f"({' '.join(map(quoted, keywords))})", keywords
-        clauses, written = list[str](), list[str]()
-        for keyword in words:  # one without a word is left out, as an implicit AND does
+        clauses, written = zip(*map(self._meaning, words), strict=True)  # a keyword without a word is left out
+        return f"({' AND '.join(clauses)})", [*chain.from_iterable(written)]
+
+    def _meaning(self, keyword: str) -> tuple[str, list[str]]:
+        """The same of one keyword, kept for the next search."""
+        known = self._opened().meanings
+        if keyword not in known:
             spelled = spellings(keyword)
             others = (each for form in spelled for each in phrases(form, self._foreign_forms))
             own = {*map(fold, map(str.lower, spelled))}
             more = dict.fromkeys([*phrases(keyword, english_forms), *others])
             forms = [*spelled, *(form for form in more if form not in own)]
-            clauses.append(f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})")
-            written += forms
-        return f"({' AND '.join(clauses)})", written
+            if len(known) >= _MOST_MEANINGS:
+                known.clear()
+            known[keyword] = f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})", forms
+        return known[keyword]
 
     def _foreign_forms(self, word: str) -> list[str]:
         """The words of other languages for which a keyword stands."""
@@ -371,7 +376,6 @@ def _checked(keywords: object) -> list[str]:
     return [keyword.replace(PARTY, " ") for keyword in keywords]
 
 
-@lru_cache(8192)
 def _anywhere(form: str) -> str:
     """The FTS5 expression of a phrase in subject or body, or as a name, two words of which may be in either order."""
     words = marked(form).split()
@@ -405,10 +409,12 @@ def _check_day(name: str, value: object) -> str | None:
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; undated emails count as the empty string, below both."""
 _SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
-_SNIPPET_IF_SHORT = f"CASE WHEN length(e.subject) + length(e.body) + length(e.extra) <= ? THEN {_SNIPPET} END"
+_BYTES = " + ".join(f"length(CAST(e.{each} AS BLOB))" for each in ("subject", "body", "extra"))
+_SNIPPET_IF_SHORT = f"CASE WHEN {_BYTES} <= ? THEN {_SNIPPET} END"
 _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
+_MOST_MEANINGS = 1000  # of keywords kept for a file
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
 _NAMED = (

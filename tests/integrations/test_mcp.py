@@ -58,8 +58,12 @@ def test_an_official_client_searches_reads_and_asks(db: Path, environment: dict[
         read = await client.call_tool("read_email", {"message_id": "<m0@x>"})
         assert "31 May 2002" in read.structured_content["body"] and framed[1] not in read.content[0].text
 
-        thread = await client.call_tool("read_thread", {"message_id": "<m0@x>"})
-        assert thread.structured_content["emails"] == [read.structured_content]
+        for message_id in ("<m0@x>", "m0@x"):
+            thread = await client.call_tool("read_thread", {"message_id": message_id})
+            assert thread.structured_content["emails"] == [read.structured_content]
+        for keywords, has_hint in ((["lease nowhere"], True), (["lease", "nowhere"], False)):
+            none = (await client.call_tool("search_emails", {"keywords": keywords})).structured_content
+            assert none["emails"] == [] and ("hint" in none) is has_hint
 
         answer = (await client.call_tool("ask", {"question": "When does the lease end?"})).structured_content
         assert (answer["answer"], answer["sources"][0]) == ("On 31 May 2002.", "<m0@x>")
