@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.base.http import Bill
+from emailrl.facts.support import unstated
 from emailrl.records.trajectory import Message, Scenario, StopReason, Trajectory
 from emailrl.settings import PlayingSettings, load_settings
 
@@ -44,9 +45,23 @@ class Answer:
     emails: list[Email]  # The cited emails that exist in the mailbox
     stop_reason: StopReason | None
     trajectory: Trajectory
+    newer: dict[str, list[str]]  # Ids of the later emails of its thread, oldest first, by the id of each cited email
+
+    @property
+    def unsupported(self) -> list[str]:
+        """The numbers, dates, codes and names that the answer states, and neither the question nor a cited email."""
+        if self.answer is None or self.trajectory.rubric["returned_i_dont_know"]:
+            return []
+        return unstated(self.answer, "\n".join([self.trajectory.scenario.question, *map(_text_of, self.emails)]))
 
     def __str__(self) -> str:
         return self.answer if self.answer is not None else f"no answer ({self.stop_reason})"
+
+
+def _text_of(email: Email) -> str:
+    """All that an email says: subject, body, date, people and attachments."""
+    people = email.from_address, *email.to_addresses, *email.cc_addresses, *email.bcc_addresses
+    return "\n".join([email.subject, email.body, email.date or "", *map(email.named, people), *email.attachments])
 
 
 class EmailAgent:
@@ -73,6 +88,7 @@ class EmailAgent:
         from emailrl.model.resolve import PACKAGED
 
         settings = config if isinstance(config, PlayingSettings) else load_settings(config)
+        self.name = str(model) if isinstance(model, str | Path) else settings.model.name
         self._renderer: ChatRenderer | None = None
         self.remembers = True
         if settings.is_chat:
@@ -108,7 +124,7 @@ class EmailAgent:
         Raises UsageError for an inbox that no email in the database names, EmailRLError for a missing database or a
         failed rollout."""
         from emailrl.agent.play import run
-        from emailrl.agent.task import agent_mailbox, mail_agent
+        from emailrl.agent.task import MailEnvironment, agent_mailbox
         from emailrl.engines import SamplingParams
         from emailrl.mail.database import last_day, opened
         from emailrl.questions.inbox import MailReader, unknown_inbox
@@ -122,7 +138,7 @@ class EmailAgent:
                 with opened(db) as connection:
                     raise unknown_inbox(MailReader(connection), inbox)
             told = [(Message("user", asked), Message("assistant", said)) for asked, said in earlier if self.remembers]
-            environment = mail_agent(agent, scenario, mailbox, report, list(chain.from_iterable(told)))
+            environment = MailEnvironment(scenario, mailbox, agent, report=report, earlier=[*chain.from_iterable(told)])
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")
@@ -130,7 +146,9 @@ class EmailAgent:
             for message_id in sources:
                 with suppress(ToolError):  # a model may cite an id that no email has
                     emails += [email] if (email := mailbox.read(message_id)) is not None else []
-        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory)
+            threads = {email.message_id: mailbox.thread(email) for email in emails}
+        newer = {own: thread[thread.index(own) + 1 :] for own, thread in threads.items()}
+        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory, newer)
 
     def close(self) -> None:
         self._engine.close()

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from emailrl.agent.task import MAIL, StepResult, agent_mailbox, load_task
+from emailrl.agent.task import MAIL, MailEnvironment, StepResult, agent_mailbox, load_task
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Engine, LocalEngine, Request, SamplingParams
 from emailrl.engines.renderer import ChatRenderer, Rendered
@@ -350,14 +350,14 @@ class Stage:
 def build_stage(
     settings: PlayingSettings,
     policy: Policy,
-    make_environment: Callable[[AgentSettings, Scenario, Mailbox], Environment] | None = None,
+    make_environment: type[MailEnvironment] | None = None,
 ) -> Stage:
     """A stage that renders with the policy's own tokenizer and template. ``make_environment`` overrides the settings'
     environment, with the mail tools. UsageError if it cannot be loaded."""
 
     agent = settings.agent
     task = load_task(MAIL if make_environment else agent.environment, settings)
-    make = partial(make_environment, agent) if make_environment else task.make
+    make = partial(make_environment, agent=agent) if make_environment else task.make
     renderer = ChatRenderer(policy.tokenizer, task.tools, settings.model.tool_dialect)
     return Stage(agent, settings.store.db, make, renderer, settings.vllm.stale_spans == "correct")
 

@@ -20,11 +20,11 @@ from emailrl.agent.tools import (
     EMAIL_NOT_FOUND,
     MAX_READ_ADDRESSES,
     TOOLS,
-    WITH_THREADS,
     call_tool,
     check_arguments,
     to_json,
     tool_schemas,
+    tools_of,
 )
 from emailrl.base.custom import CustomPart, load_part
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
@@ -105,27 +105,19 @@ class StepResult:
 class MailEnvironment:
     """A mailbox and a question, single use: ``start()`` once, then ``step(message)`` until ``done``. ``mailbox`` must
     be opened on the scenario's inbox, up to its query date; the environment does not close it. ``report`` is called
-    with the result of each step."""
+    with the result of each step. ``earlier`` turns of the user's conversation stand before the question."""
 
     def __init__(
         self,
         scenario: Scenario,
         mailbox: Mailbox,
+        agent: AgentSettings = DEFAULTS.agent,
         *,
-        max_turns: int,
-        question_template: str = "{}",
         report: Callable[[StepResult], None] = lambda result: None,
-        short_ids: bool = False,
-        counts: bool = False,
-        names: bool = False,
-        mailbox_in_question: bool = False,
-        threads: bool = False,
         earlier: Sequence[Message] = (),
     ) -> None:
-        self.scenario, self.mailbox, self.max_turns, self.earlier = scenario, mailbox, max_turns, earlier
-        self.question_template, self.report = question_template, report
-        self.short_ids, self.counts, self.mailbox_in_question = short_ids, counts, mailbox_in_question
-        self.names, self.tools = names, WITH_THREADS if threads else TOOLS
+        self.scenario, self.mailbox, self.agent, self.report, self.earlier = scenario, mailbox, agent, report, earlier
+        self.tools = tools_of(agent)
         self._shown: dict[str, str] = {}  # message ids by the short ones of this conversation
         self.rubric = Rubric()
         self.final_answer: str | None = None
@@ -137,7 +129,7 @@ class MailEnvironment:
         if self._state != "new":
             raise RuntimeError("a MailEnvironment plays one trajectory: make another")
         self._state = "running"
-        system, user = prompts(self.scenario, self.max_turns, self.question_template, self.mailbox_in_question)
+        system, user = prompts(self.scenario, self.agent)
         return [Message("system", system), *self.earlier, Message("user", user)]
 
     def message_id(self, shown: str) -> str:
@@ -150,7 +142,7 @@ class MailEnvironment:
             raise RuntimeError(f"step() on a MailEnvironment that is {self._state}")
         self.rubric.num_turns += 1
         result = self._play(message)
-        if not result.done and self.rubric.num_turns >= self.max_turns:
+        if not result.done and self.rubric.num_turns >= self.agent.max_turns:
             self.rubric.num_turns += 1
             self.rubric.ran_out_of_turns = True
             result.done, result.stop_reason = True, StopReason.RAN_OUT_OF_TURNS
@@ -191,11 +183,11 @@ class MailEnvironment:
         if name in ("read_email", "read_thread") and isinstance(asked := arguments.get("message_id"), str):
             arguments = arguments | {"message_id": self.message_id(asked)}
         value = shown = call_tool(self.mailbox, name, arguments)
-        changes = [partial(with_names, self.mailbox)] * self.names + [self._shortened] * self.short_ids
         if name != "return_final_answer" and value is not EMAIL_NOT_FOUND:
-            for change in changes:
-                shown = [change(each) for each in shown] if isinstance(shown, list) else change(shown)
-        if self.counts and name == "search_emails":
+            shown = with_names(self.mailbox, shown) if self.agent.show_names else shown
+            if self.agent.short_message_ids:
+                shown = [*map(self._shortened, shown)] if isinstance(shown, list) else self._shortened(shown)
+        if self.agent.count_matches and name == "search_emails":
             others = {key: given for key, given in arguments.items() if key != "max_results"}
             is_all = len(value) < arguments.get("max_results", MAX_RESULTS)
             shown = {"matches": len(value) if is_all else self.mailbox.count(**others), "emails": shown}
@@ -228,24 +220,18 @@ def with_names(mailbox: Mailbox, shown: Any) -> Any:
         return [with_names(mailbox, each) for each in shown]
     if (email := mailbox.read(shown["message_id"])) is None:
         return shown
-    thread, more = mailbox.thread(email), dict[str, Any]()
-    if "snippet" in shown:
-        more |= {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]}
+    thread, own = mailbox.thread(email), dict(shown)
+    last = {name: own.pop(name) for name in ("snippet", "body", "file_name") if name in own}
+    for name, value in own.items():
+        if "_address" in name:
+            own[name] = [*map(email.named, value)] if isinstance(value, list) else email.named(value)
     place = f"{thread.index(email.message_id) + 1} of {len(thread)}" if len(thread) > 1 else ""
-    more |= {"thread": place, "machine": email.machine}
-    if "snippet" not in shown:
+    more: dict[str, Any] = {"thread": place, "machine": email.machine}
+    if "snippet" in last:
+        more = {"from": email.from_name or email.from_address, "date": (email.date or "")[:10]} | more
+    else:
         more["attachments"] = email.attachments[:MAX_READ_ADDRESSES]
-    last = ("snippet", "body", "file_name")
-    first = {field: _named(email, field, value) for field, value in shown.items() if field not in last}
-    more = {field: value for field, value in more.items() if value}
-    return first | more | {field: shown[field] for field in last if field in shown}
-
-
-def _named(email: Email, field: str, value: Any) -> Any:
-    """A field of an email as it is shown, its addresses with names."""
-    if "_address" not in field:
-        return value
-    return [*map(email.named, value)] if isinstance(value, list) else email.named(value)
+    return own | {name: value for name, value in more.items() if value} | last
 
 
 def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
@@ -255,13 +241,12 @@ def cites_sources(scenario: Scenario, sources: list[str]) -> bool:
     return not set(scenario.evidence).isdisjoint(sources)
 
 
-def prompts(
-    scenario: Scenario, max_turns: int, question_template: str = "{}", mailbox_in_question: bool = False
-) -> tuple[str, str]:
+def prompts(scenario: Scenario, agent: AgentSettings) -> tuple[str, str]:
     """The system prompt and the user's message."""
-    task, question = SYSTEM_PROMPT.format(max_turns=max_turns), question_template.replace("{}", scenario.question)
+    task, question = SYSTEM_PROMPT.format(max_turns=agent.max_turns), agent.question_template
     whose = WHOSE_MAILBOX.format(inbox_address=scenario.inbox_address, query_date=scenario.query_date)
-    return (task, f"{whose}\n\n{question}") if mailbox_in_question else (f"{task}\n\n{whose}", question)
+    question = question.replace("{}", scenario.question)
+    return (task, f"{whose}\n\n{question}") if agent.mailbox_in_question else (f"{task}\n\n{whose}", question)
 
 
 class StaticPromptEnvironment(MailEnvironment):
@@ -269,20 +254,13 @@ class StaticPromptEnvironment(MailEnvironment):
     the question's source emails and others that share a word with it, in an order fixed by the scenario's id, so the
     prompt suffices to answer; the heuristic reward (``rewards.rubric``) also values a good first search."""
 
-    def __init__(self, agent: AgentSettings, scenario: Scenario, mailbox: Mailbox) -> None:
-        how: dict[str, Any] = {
-            "question_template": agent.question_template,
-            "mailbox_in_question": agent.mailbox_in_question,
-        }
-        super().__init__(scenario, mailbox, max_turns=1, **how)
-
     def start(self) -> list[Message]:
         mails = "\n\n".join(
             f"[{mail.message_id}] {mail.date}\nFrom: {mail.from_address}\nSubject: {mail.subject}\n"
             f"{mail.body if len(mail.body) <= MAX_BODY_CHARS else mail.body[:MAX_BODY_CHARS] + ' ...'}"
             for mail in self._mails()
         )
-        system, question = prompts(self.scenario, 1, self.question_template, self.mailbox_in_question)
+        system, question = prompts(self.scenario, self.agent.model_copy(update={"max_turns": 1}))
         question += f"\n\nSome emails of the mailbox:\n\n{mails}" if mails else ""
         return [Message("system", system), Message("user", question)]
 
@@ -329,7 +307,7 @@ class Task:
 def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
     """The task for a name, ``mail`` or a Python path; raises UsageError if it cannot be loaded."""
     if name == MAIL:
-        return Task(partial(mail_agent, settings.agent), tool_schemas(settings.agent))
+        return Task(partial(MailEnvironment, agent=settings.agent), tool_schemas(settings.agent))
     if ":" not in name:
         raise UsageError(f"Unknown environment: {name!r}.", "Use mail, module:attribute or path.py:attribute.")
     part = load_part(name, "environment")
@@ -348,30 +326,6 @@ def agent_mailbox(agent: AgentSettings, db: Path, inbox: str, until: str | None)
     from emailrl.mail import open_mailbox
 
     return open_mailbox(db, inbox, until, agent.search_order, agent.search_without_keywords, agent.show_names)
-
-
-def mail_agent(
-    agent: AgentSettings,
-    scenario: Scenario,
-    mailbox: Mailbox,
-    report: Callable[[StepResult], None] = lambda result: None,
-    earlier: Sequence[Message] = (),
-) -> MailEnvironment:
-    """The mailbox with its tools; ``report`` is called with the result of each step. ``earlier`` turns of the user's
-    conversation stand before the question."""
-    return MailEnvironment(
-        scenario,
-        mailbox,
-        max_turns=agent.max_turns,
-        question_template=agent.question_template,
-        report=report,
-        short_ids=agent.short_message_ids,
-        counts=agent.count_matches,
-        names=agent.show_names,
-        mailbox_in_question=agent.mailbox_in_question,
-        threads=agent.read_threads,
-        earlier=earlier,
-    )
 
 
 class CustomEnvironment:

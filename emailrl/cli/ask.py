@@ -24,7 +24,7 @@ import json as jsonlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
 from functools import cache
@@ -54,7 +54,6 @@ CONVERSATION: Final = "ask.json"  # beside OUTPUT_DIR
 MAX_TURNS: Final = 20  # of a conversation that are kept
 I_DONT_KNOW: Final = "I don't know."
 NUM_HITS: Final = 3  # search hits shown per search
-NUM_LINES: Final = 5  # quoted lines per source email
 _SMOL_SHOWN: Final = "smol (right on half of free questions; its limits: docs/evidence/smol.md)"
 _FILTERS: Final = {"from_addr": "from", "to_addr": "to", "sent_after": "since", "sent_before": "before"}
 _WHY: Final = {
@@ -114,8 +113,9 @@ def ask(
     if json:
         scenario = answer.trajectory.scenario
         facts = {"stop_reason": answer.stop_reason, "inbox": scenario.inbox_address, "date": scenario.query_date}
-        spent = {"turns": len(answer.trajectory.turns), "seconds": answer.trajectory.seconds}
-        print_json({"answer": answer.answer, "sources": answer.sources} | spent | facts)
+        spent = {"turns": len(answer.trajectory.turns), "seconds": answer.trajectory.seconds, "model": agent.name}
+        doubts = {"not_in_sources": answer.unsupported, "newer_in_thread": answer.newer}
+        print_json({"answer": answer.answer, "sources": answer.sources} | doubts | _looked_at(answer) | spent | facts)
 
 
 class _Conversation:
@@ -147,11 +147,13 @@ def _ask(
     agent: EmailAgent, conversation: _Conversation, date: str | None, question: str, results: Console | None
 ) -> Answer:
     """Answer one question: the answer goes to ``results``, if any, and each step to stderr as it ends."""
-    console = progress_console()
+    console, looked = progress_console(), list[Text]()
 
     def show(step: StepResult) -> None:
-        for line in _lines(step):
-            console.print(line, no_wrap=True, overflow="ellipsis")
+        lines = list(_lines(step))
+        for line in lines:
+            console.print(line, no_wrap=True, overflow="ellipsis" if console.is_terminal else "ignore", crop=False)
+        looked.extend(lines[:1])
 
     with console.status("thinking") if console.is_terminal else nullcontext():
         answer = agent.answer(question, conversation.inbox, query_date=date, earlier=conversation.earlier, report=show)
@@ -159,8 +161,20 @@ def _ask(
     if answer.answer is None and (reason := answer.stop_reason) is not None:
         warn(_WHY.get(reason, f"No answer ({reason}).").format(turns=agent.settings.agent.max_turns))
     if results is not None:
-        results.print(render_answer(answer))
+        results.print(render_answer(answer, [] if results.is_terminal else looked))
     return answer
+
+
+def _looked_at(answer: Answer) -> dict[str, list[Any]]:
+    """The searches, each with its number of hits, and the ids of the emails read."""
+    searches, read = list[dict[str, Any]](), dict[str, None]()
+    for turn in answer.trajectory.turns:
+        found = jsonlib.loads(turn.tool_result or "[]")
+        if turn.tool_name == "search_emails" and isinstance(found, list):
+            searches.append((turn.tool_args or {}) | {"hits": len(found)})
+        elif "error" not in found:
+            read |= dict.fromkeys(email["message_id"] for email in (found if isinstance(found, list) else [found]))
+    return {"searches": searches, "read": list(read)}
 
 
 def _converse(agent: EmailAgent, conversation: _Conversation, date: str | None) -> None:
@@ -264,14 +278,18 @@ def open_agent(
     return opened
 
 
-def render_answer(answer: Answer) -> RenderableType:
-    """Lay out the answer and its source emails: subject, sender, date and first lines."""
+def render_answer(answer: Answer, looked: Sequence[Text] = ()) -> RenderableType:
+    """Lay out the answer, what speaks against it, and its source emails: subject, sender, date and the passage that
+    bears it. "I don't know" is followed by the lines of what was ``looked`` at."""
+    from emailrl.facts.support import passage
     from emailrl.facts.words import is_i_dont_know
 
     if answer.answer is None or is_i_dont_know(answer.answer):
-        return Text(I_DONT_KNOW)
+        return Group(Text(I_DONT_KNOW), *looked)
     parts: list[RenderableType] = [Text(answer.answer.strip(), style="bold")]
     held = {email.message_id: email for email in answer.emails}
+    if held and (lacking := answer.unsupported):
+        parts.append(Text(f"Not in the cited email: {one_line(', '.join(lacking))}", style="yellow"))
     for message_id in answer.sources:
         if (email := held.get(message_id)) is None:
             gone = f"Source {cut(one_line(message_id), LONGEST_ID)}: not in this mailbox."
@@ -280,10 +298,10 @@ def render_answer(answer: Answer) -> RenderableType:
         sender = f"{one_line(email.named(email.from_address))}, {(email.date or 'no date')[:10]}"
         subject = f"Source: {one_line(email.subject) or '(no subject)'}"
         parts += [Text(), Text(subject, style="bold cyan"), Text(sender, style="cyan")]
-        lines = [one_line(line) for line in email.body.split("\n") if line.strip()]
-        quoted = (Text(f"> {line}", no_wrap=True, overflow="ellipsis") for line in lines[:NUM_LINES])
-        parts += [Padding(line, (0, 0, 0, 2), expand=False) for line in quoted]
-        parts += [Text("  > …", style="dim")] if len(lines) > NUM_LINES else []
+        quoted = passage(answer.answer, answer.trajectory.scenario.question, email.body)
+        parts += [Padding(Text(f"> {one_line(line)}"), (0, 0, 0, 2), expand=False) for line in quoted]
+        if later := answer.newer[message_id]:
+            parts.append(Text(f"{counted(len(later), 'newer email')} in this thread", style="yellow"))
     return Group(*parts, *([] if answer.sources else [Text("No source cited.", style="yellow")]))
 
 
@@ -291,18 +309,21 @@ def _lines(step: StepResult) -> Iterator[Text]:
     def line(name: str, text: str, style: str) -> Text:
         return Text.assemble((f"{name:<8}", "cyan"), (one_line(text), style))
 
-    result: Any = None if step.tool_result is None else jsonlib.loads(step.tool_result)
+    told = step.messages[0].content if step.messages else step.tool_result  # as shown, a hit may have date and sender
+    result: Any = None if told is None else jsonlib.loads(told)
     arguments = step.tool_args or {}
     if isinstance(result, dict) and "error" in result:
         yield line("refused" if step.done else "failed", f"{step.tool_name or 'turn'}: {result['error']}", "yellow")
-    elif step.tool_name == "search_emails" and isinstance(result, list):
+    elif step.tool_name == "search_emails":
+        hits = result["emails"] if isinstance(result, dict) else result
         words = [jsonlib.dumps(word, ensure_ascii=False) for word in arguments["keywords"]]
         words += [f"{word} {arguments[name]}" for name, word in _FILTERS.items() if arguments.get(name)]
-        yield line("search", f"{' '.join(words)}: {counted(len(result), 'hit')}", "bold")
-        for hit in result[:NUM_HITS]:
-            yield line("", re.sub("</?b>", "", hit["snippet"]), "dim")
-        if (others := len(result) - NUM_HITS) > 0:
+        yield line("search", f"{' '.join(words)}: {counted(len(hits), 'hit')}", "bold")
+        for hit in hits[:NUM_HITS]:
+            known = hit.get("date"), hit.get("from"), re.sub("</?b>", "", hit["snippet"])
+            yield line("", " ".join(filter(None, known)), "dim")
+        if (others := len(hits) - NUM_HITS) > 0:
             yield line("", f"… and {others} more", "dim")
     elif step.tool_name in ("read_email", "read_thread") and isinstance(result, list | dict):
         for each in result if isinstance(result, list) else [result]:
-            yield line("read", f"{each['subject']}, {each['from_address']}, {(each['date'] or 'no date')[:10]}", "bold")
+            yield line("read", f"{(each['date'] or 'no date')[:10]} {each['subject']}, {each['from_address']}", "bold")

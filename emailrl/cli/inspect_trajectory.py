@@ -74,9 +74,7 @@ def inspect_trajectory(
     if html is not None:
         subject = path or place.newest_in(settings.output.output_dir)
         check_out(html, may_exist=overwrite, option="--html")
-        written = write_page([subject], html, settings, index=index, redact=redact, json=json)
-        if json:
-            print_json(written)
+        write_page([subject], html, settings, index=index, redact=redact, json=json)
         return
     found = TrajectoryIndex(place.newest_in(settings.output.output_dir) if path is None else place.find_file(path))
     count, wanted = len(found), -1 if index is None else index

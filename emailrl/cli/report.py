@@ -18,7 +18,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -61,15 +61,13 @@ def report(
     if html is None:
         check_own(html := Path("runs.html" if len(runs) > 1 else f"{runs[0].absolute().name}.html"), "--html")
     check_out(html, may_exist=overwrite, option="--html")
-    written = write_page(runs, html, settings, index=None, redact=redact, json=json)
-    if json:
-        print_json(written)
+    write_page(runs, html, settings, index=None, redact=redact, json=json)
 
 
 def write_page(
     paths: list[Path], target: Path, settings: PlayingSettings, *, index: int | None, redact: bool, json: bool
-) -> dict[str, Any]:
-    """Write the page of a path, or of several runs, to ``target`` and say so; return what ``--json`` prints."""
+) -> None:
+    """Write the page of a path, or of several runs, to ``target`` and say so, with ``json`` for programs."""
     from emailrl.page.build import PageData, gather, page
     from emailrl.page.place import place_of, runs_record
     from emailrl.page.redact import redacted
@@ -93,4 +91,5 @@ def write_page(
         say(f"Note: names and addresses of {known} the page are replaced; the page says what that does not cover.")
     for each in left_out:
         say(f"Left out: {each}")
-    return {"html": target, "num_trajectories": len(data.rows), "left_out": left_out}
+    if json:
+        print_json({"html": target, "num_trajectories": len(data.rows), "left_out": left_out})

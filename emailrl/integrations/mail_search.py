@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
-from emailrl.agent.task import agent_mailbox, mail_agent, prompts
+from emailrl.agent.task import MailEnvironment, agent_mailbox, prompts
 from emailrl.agent.tools import TOOLS, WITH_THREADS, to_json
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.calls import checked_arguments
@@ -49,8 +49,7 @@ def scenarios(split: Split | None, limit: int | None = None, folder: Path | None
 
 def prompt(scenario: Scenario, folder: Path | None = None) -> list[dict[str, str]]:
     """The first messages of a conversation, in the chat API's form."""
-    agent = shared(folder)[0].agent
-    task, asked = prompts(scenario, agent.max_turns, agent.question_template, agent.mailbox_in_question)
+    task, asked = prompts(scenario, shared(folder)[0].agent)
     return [{"role": "system", "content": task}, {"role": "user", "content": asked}]
 
 
@@ -61,7 +60,7 @@ class Conversation:
         settings, self._scorer = shared(folder)
         agent, db = settings.agent, settings.store.db
         self._mailbox = agent_mailbox(agent, db, scenario.inbox_address, scenario.query_date)
-        self._environment = mail_agent(agent, scenario, self._mailbox)
+        self._environment = MailEnvironment(scenario, self._mailbox, agent)
         self._trajectory = Trajectory(scenario.id, scenario.id, scenario, messages=self._environment.start())
 
     @property

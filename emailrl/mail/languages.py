@@ -55,7 +55,7 @@ _SHORTEST, _SHORTEST_PART, _SHORTEST_COMPOUND, _LONGEST = 3, 4, 8, 40  # letters
 _BEGINS, _ENDS, _LAST = "<", ">", "\U0010ffff"  # begin the keys of compounds in ``stems``
 _MOST_FORMS = 3  # of each word of a phrase, and as many words
 _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
-_ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying")  # of a word without its own
+_ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying", "al", "als")  # of a word without its own
 _ENDING = re.compile("(?<=..)(?:i?e[sd]|(?<![aeiou])ying|ing|(?<!s)s|(?<!e)e|(?<![aeiou])y)$")
 _PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[^aeiou][aeiou][^aeiouwxy]$")
 _DOUBLED = re.compile(r"(?<=(.))\1$")

@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar
 from emailrl.agent.attack import KINDS, order_of, under_attack
 from emailrl.agent.play import Collector, Stage, build_stage, check_template
 from emailrl.agent.task import Rubric, load_task
-from emailrl.base.credentials import without_credentials
 from emailrl.base.disk import check_own, replace_bytes
 from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.base.errors import EmailRLError, UsageError
@@ -173,10 +172,10 @@ def run_benchmark(
     ``overwrite`` is given, or anything else; Busy if another process uses ``out``. After KeyboardInterrupt the
     questions finished so far are scored, written and reported as ``interrupted``. EmailRLError if every question
     of one raised."""
-    bench, temperature = settings.benchmark, settings.agent.eval_temperature
-    check_samples(bench.bench_samples, temperature)
+    check_samples(settings.benchmark.bench_samples, settings.agent.eval_temperature)
     check_folder(out)
-    with Conditions(out / CONDITIONS, all_conditions(subjects, scenarios, settings), resume=resume) as conditions:
+    now = all_conditions(subjects, scenarios, settings)
+    with Conditions(out / CONDITIONS, now, resume=resume) as conditions:
         if not resume:
             if not overwrite and not conditions.is_new:
                 raise UsageError(f"{out} already holds a benchmark.", "Choose another --out, or add --overwrite.")
@@ -190,23 +189,14 @@ def run_benchmark(
             file = out / "trajectories" / f"{number:02d}-{slug}.jsonl"
             journals[subject.label] = Journal(file, conditions, resume=resume)
         results, interrupted = _measure(subjects, scenarios, settings, journals, progress)
+    same = ("temperature", "max_turns", "max_thinking_tokens", "samples", "sequential", "seed", "environment")
+    told = {"split": "test", "database": settings.store.db, "reward_name": now["reward"]}
+    told |= {name: now[name] for name in same}
     models = [own_settings(subject, settings).model for subject in subjects]
-    conditions_told = {
-        "split": "test",
-        "temperature": temperature,
-        "max_turns": settings.agent.max_turns,
-        "thinking": " / ".join(dict.fromkeys(each.thinking for each in models)),
-        "chat_template_kwargs": " / ".join(dict.fromkeys(each.chat_template_kwargs for each in models)),
-        "max_thinking_tokens": settings.agent.max_thinking_tokens,
-        "samples": bench.bench_samples,
-        "sequential": bench.bench_sequential,
-        "seed": settings.training.seed,
-        "database": settings.store.db,
-        "environment": settings.agent.environment,
-        "reward_name": without_credentials(settings.rewards.reward),
-    }
+    for name in ("thinking", "chat_template_kwargs"):
+        told[name] = " / ".join(dict.fromkeys(getattr(model, name) for model in models))
     attack = any(subject.attacked for subject in subjects)
-    report = Report(results, conditions_told, len(scenarios), list(notes), interrupted, attack)
+    report = Report(results, told, len(scenarios), list(notes), interrupted, attack)
     if results:
         write_report(report, out)
     if len(results) > 1:

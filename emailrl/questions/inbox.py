@@ -196,12 +196,10 @@ class Inbox:
         """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
         if not mail.topic.is_telling:
             return False
-        rivals = [other for other in self.matching(mail.topic, until) if other is not mail]
-        if not with_sender:
-            return not rivals
+        rivals = [other.sender for other in self.matching(mail.topic, until) if other is not mail]
         return all(
-            other.sender != mail.sender and (not self.unmistakable.isdisjoint((other.sender, mail.sender)))
-            for other in rivals
+            with_sender and rival != mail.sender and not self.unmistakable.isdisjoint((rival, mail.sender))
+            for rival in rivals
         )
 
     def thread(self, mail: Mail, until: date) -> list[Mail]:

@@ -20,7 +20,7 @@ from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.demo import FACTS_PER_PROJECT, NUM_PROJECTS, ProjectFact, ask, make_world
 from emailrl.records.trajectory import Message
-from emailrl.settings import StoreSettings
+from emailrl.settings import AgentSettings, StoreSettings
 from emailrl.sft.examples import (
     Conversation,
     Example,
@@ -100,7 +100,7 @@ def transcripts(number: int, *, seed: int, times: int, habits: Habits, split: Sp
             for index, (fact, repeat) in enumerate(itertools.product(world.facts, range(times))):
                 name = f"{seed}/{number}/{index}/{repeat}"
                 scenario, rng = ask(world, fact, random.Random(name)), random.Random(f"{name}/expert")
-                environment = MailEnvironment(scenario, mailbox, max_turns=rng.randint(*MAX_TURNS))
+                environment = MailEnvironment(scenario, mailbox, AgentSettings(max_turns=rng.randint(*MAX_TURNS)))
                 found.append(converse(environment, partial(next_turn, expert(fact, rng, habits))))
     return found
 

@@ -12,7 +12,7 @@ from datetime import date, timedelta
 from random import Random
 from typing import Any, TypeVar
 
-from emailrl.agent.task import MailEnvironment, agent_mailbox, mail_agent
+from emailrl.agent.task import MailEnvironment, agent_mailbox
 from emailrl.questions.inbox import topic_of
 from emailrl.questions.load import Split, read_questions
 from emailrl.records.trajectory import Message, Scenario
@@ -71,7 +71,7 @@ def play(scenario: Scenario, settings: Settings, habits: Habits, rng: Random) ->
     """One conversation and its environment."""
     agent, free = settings.agent, bool(settings.data.output_field)
     with agent_mailbox(agent, settings.store.db, scenario.inbox_address, scenario.query_date) as mailbox:
-        environment = mail_agent(agent, scenario, mailbox)
+        environment = MailEnvironment(scenario, mailbox, agent)
         return environment, converse(environment, Searcher(environment, agent, habits, rng, free=free).act)
 
 

@@ -5,23 +5,17 @@ this file, so it imports no torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from emailrl.agent.task import StaticPromptEnvironment
+from emailrl.agent.task import MailEnvironment, StaticPromptEnvironment
 from emailrl.base.errors import UsageError
 from emailrl.model.resolve import resolve_model, same_base
 from emailrl.model.shape import load_config
-from emailrl.settings import AgentSettings, Settings, TrainingSettings
+from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import changed, leaves, nearest
 from emailrl.settings.needs import errors, notes
-
-if TYPE_CHECKING:
-    from emailrl.agent.play import Environment
-    from emailrl.mail import Mailbox
-    from emailrl.records.trajectory import Scenario
 
 LossMask = Literal["sampled", "after_prompt", "completion"]
 """Tokens that a mode trains: the sampled ones (masked), all after the prompt including tool results (rollout), or
@@ -36,7 +30,7 @@ class Mode:
     summary: str  # Description for a run's header
     loss_mask: LossMask
     epochs_bound: bool = True  # NUM_TRAIN_EPOCHS ends the run; otherwise the questions repeat until MAX_STEPS
-    make_environment: Callable[[AgentSettings, Scenario, Mailbox], Environment] | None = None
+    make_environment: type[MailEnvironment] | None = None
     """Replaces the settings' environment; None keeps it."""
     reward: str | None = None  # Replaces the settings' reward, by name; None keeps it
 

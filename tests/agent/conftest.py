@@ -21,6 +21,7 @@ from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.records.trajectory import Scenario
+from emailrl.settings import AgentSettings
 from emailrl.sft.small_model import train_tokenizer
 
 
@@ -55,7 +56,7 @@ def play(db: Path, scenario: Scenario) -> Iterator[Callable[..., MailEnvironment
 
         def start(max_turns: int = 10, **changes: Any) -> MailEnvironment:
             mailbox = opened.enter_context(open_mailbox(db, scenario.inbox_address, until=scenario.query_date))
-            environment = MailEnvironment(replace(scenario, **changes), mailbox, max_turns=max_turns)
+            environment = MailEnvironment(replace(scenario, **changes), mailbox, AgentSettings(max_turns=max_turns))
             environment.start()
             return environment
 

@@ -15,7 +15,7 @@ from tiny import collector_of, make_database, make_questions, settings_of
 from transformers import AutoTokenizer
 
 from emailrl.agent.play import Collector, Stage, TokenDriftError, audit
-from emailrl.agent.task import mail_agent
+from emailrl.agent.task import MailEnvironment
 from emailrl.agent.tools import tool_schemas
 from emailrl.engines import build_engine
 from emailrl.engines.renderer import ChatRenderer
@@ -24,7 +24,6 @@ from emailrl.mail.demo import ask, make_world
 from emailrl.model.policy import load_policy
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup
 from emailrl.rewards.scorer import build_scorer
-from emailrl.settings import AgentSettings
 from emailrl.training.batch import make_samples
 
 
@@ -53,7 +52,7 @@ def collect(db: Path, tmp_path: Path, renderer: ChatRenderer, scripted: Callable
         settings = settings_of(tmp_path, emailrl_db=db, max_tokens=64, max_turns=3)
         template = changes.pop("renderer", renderer)
         engine = scripted(scripts, renderer=template)
-        make_environment = changes.pop("make_environment", partial(mail_agent, settings.agent))
+        make_environment = changes.pop("make_environment", partial(MailEnvironment, agent=settings.agent))
         play = Stage(settings.agent, db, make_environment, template).on(engine)
         scorer = build_scorer(settings.rewards, settings.reward_weights, settings.agent)
         collector = Collector(play, scorer.score, settings.agent, settings.training.mode, run_id="run")
@@ -96,7 +95,7 @@ def test_one_failure_loses_no_other_trajectory(collect: Any) -> None:
     def fragile(scenario: Scenario, mailbox: Any) -> Any:
         if scenario.id == "q0":
             mailbox.search = None  # TypeError when the tool calls it
-        return mail_agent(AgentSettings(), scenario, mailbox)
+        return MailEnvironment(scenario, mailbox)
 
     ended: list[str] = []
     how = {"make_environment": fragile, "progress": lambda trajectory: ended.append(trajectory.id)}

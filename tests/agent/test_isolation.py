@@ -94,7 +94,7 @@ def test_no_call_shows_a_word_of_a_hidden_mail(
     }
     for message in messages:  # a bad call ends a trajectory, so each plays in one of its own
         scenario = Scenario("1", "Q?", "A", ["<id1x@x>"], inbox, until)
-        environment = MailEnvironment(scenario, open_mailbox(db, inbox, until=until, order=order), max_turns=3)
+        environment = MailEnvironment(scenario, open_mailbox(db, inbox, until=until, order=order))
         environment.start()
         result = environment.step(message)
         told = result.tool_result or ""
@@ -113,7 +113,7 @@ def test_the_words_of_visible_mails_are_shown(mails: tuple[Path, list[RawEmail]]
     """The property above could not fail if nothing were ever shown."""
     db, _ = mails
     scenario = Scenario("1", "Q?", "A", ["<id1x@x>"], PEOPLE[0], "2001-02-10")
-    environment = MailEnvironment(scenario, open_mailbox(db, PEOPLE[0], until="2001-02-10"), max_turns=9)
+    environment = MailEnvironment(scenario, open_mailbox(db, PEOPLE[0], until="2001-02-10"))
     environment.start()
     hits = json.loads(environment.step(call("search_emails", keywords=["gas"])).tool_result or "")
     assert len(hits) == 10

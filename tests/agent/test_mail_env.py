@@ -12,7 +12,6 @@ import pytest
 from mail_calls import call
 
 from emailrl.agent import MailEnvironment, Rubric, tool_schemas
-from emailrl.agent.task import mail_agent
 from emailrl.agent.tools import call_tool
 from emailrl.base.errors import EmailRLError, ToolError
 from emailrl.facts.words import is_i_dont_know
@@ -27,7 +26,7 @@ Play = Callable[..., MailEnvironment]
 
 
 def test_first_messages_name_turns_user_and_date(play: Play, scenario) -> None:
-    system, user = MailEnvironment(scenario, play().mailbox, max_turns=6).start()
+    system, user = MailEnvironment(scenario, play().mailbox, AgentSettings(max_turns=6)).start()
     assert (system.role, user.role, user.content) == ("system", "user", "When is the pump order due?")
     assert all(named in system.content for named in ("at most 6 turns", "ida@corvane.test", "2002-05-10"))
 
@@ -53,8 +52,8 @@ def test_a_whole_good_trajectory(play: Play) -> None:
 
 
 def test_short_ids_and_counts_change_what_is_shown_alone(play: Play, scenario) -> None:
-    how = {"short_ids": True, "counts": True, "mailbox_in_question": True}
-    environment = MailEnvironment(scenario, play().mailbox, max_turns=9, **how)
+    agent = AgentSettings(short_message_ids=True, count_matches=True, mailbox_in_question=True)
+    environment = MailEnvironment(scenario, play().mailbox, agent)
     system, user = environment.start()
     assert scenario.inbox_address not in system.content and scenario.query_date not in system.content
     assert user.content.endswith("\n\nWhen is the pump order due?")
@@ -90,7 +89,7 @@ def test_names_show_who_and_when_and_change_no_record(tmp_path: Path, scenario) 
     told = {}
     for on in (True, False):
         mailbox = open_mailbox(db, INBOX, scenario.query_date, names=on)
-        environment = MailEnvironment(scenario, mailbox, max_turns=9, names=on, short_ids=on)
+        environment = MailEnvironment(scenario, mailbox, AgentSettings(show_names=on, short_message_ids=on))
         environment.start()
         search = environment.step(call("search_emails", keywords=["gross" if on else "due"]))
         read = environment.step(call("read_email", message_id="m1" if on else "<1@x>"))
@@ -216,7 +215,7 @@ def test_an_environment_plays_once(play: Play) -> None:
     with pytest.raises(RuntimeError):
         environment.start()
     with pytest.raises(RuntimeError):
-        MailEnvironment(environment.scenario, environment.mailbox, max_turns=1).step(Message("assistant", ""))
+        MailEnvironment(environment.scenario, environment.mailbox).step(Message("assistant", ""))
 
 
 def test_errors_of_the_mailbox_are_not_blamed_on_the_model(play: Play) -> None:
@@ -243,7 +242,7 @@ def test_a_thread_is_read_whole_if_the_agent_has_the_tool(tmp_path: Path, monkey
     assert [schema["function"]["name"] for schema in tool_schemas(agent)] == [
         "search_emails", "read_email", "read_thread", "return_final_answer",
     ]  # fmt: skip
-    environment = mail_agent(agent, scenario, open_mailbox(db, INBOX, scenario.query_date))
+    environment = MailEnvironment(scenario, open_mailbox(db, INBOX, scenario.query_date), agent)
     environment.start()
     environment.step(call("search_emails", keywords=["Mail"], max_results=1))
     shown = environment.step(call("read_thread", message_id="m1"))
@@ -262,6 +261,6 @@ def test_a_thread_is_read_whole_if_the_agent_has_the_tool(tmp_path: Path, monkey
         assert [each["message_id"] for each in found] == [f"<{n}@x>" for n in wanted]
         assert len(wanted) == 1 or all("cut: 10 of 97" in each["body"] for each in found)
 
-    without = mail_agent(AgentSettings(), scenario, environment.mailbox)
+    without = MailEnvironment(scenario, environment.mailbox)
     without.start()
     assert without.step(call("read_thread", message_id="<1@x>")).stop_reason == "bad_tool_call_name"

@@ -72,7 +72,7 @@ def test_the_answer_comes_with_its_source_emails_and_the_steps_that_led_there(em
         f"mail goes to 127.0.0.1:{server.port}: policy",
         'search  "lease" from bob@example.com: 1 hit',
         "        The lease ends on 31 May 2002.",
-        "read    mail 0, bob@example.com, 2001-05-01",
+        "read    2001-05-01 mail 0, bob@example.com",
     ]
     system = server.asked[0][1]["messages"][0]["content"]
     assert f"address is {ANN}." in system and "Today's date is 2001-05-03." in system  # the newest email's day
@@ -82,8 +82,46 @@ def test_json_is_one_object(emailrl, server, db: Path) -> None:
     code, out, err = emailrl("ask", "When?", "--db", db, "--inbox", "Ann@Example.com", "--date", "2001-05-02", "--json")
     record = json.loads(out)
     assert code == 0 and record.pop("seconds") > 0 and "Source:" not in err  # only the steps
-    spent = {"turns": 3, "stop_reason": "answered", "inbox": ANN, "date": "2001-05-02"}
-    assert record == {"answer": "On 31 May 2002.", "sources": ["<m0@x>", "<gone@x>"]} | spent
+    spent = {"turns": 3, "stop_reason": "answered", "inbox": ANN, "date": "2001-05-02", "model": "m"}
+    searches = [{"keywords": ["lease"], "from_addr": "bob@example.com", "hits": 1}]
+    looked = {"searches": searches, "read": ["<m0@x>"], "not_in_sources": [], "newer_in_thread": {"<m0@x>": []}}
+    assert record == {"answer": "On 31 May 2002.", "sources": ["<m0@x>", "<gone@x>"]} | spent | looked
+
+
+def test_an_answer_comes_with_its_passage_and_with_what_speaks_against_it(
+    emailrl, server, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    at = datetime(2001, 5, 1, 9, tzinfo=UTC)
+    long = "the locks will be changed because of the break-in next door, " * 3 + "and the new code is 7318 for all."
+    text = f"Dear all,\n\n{long}\n\nThe back door stays as it is.\n\nBest wishes\nBob"
+    mails = [
+        RawEmail("<m0@x>", "Door", "bob@example.com", [ANN], [], [], at, text, names={"bob@example.com": "Bob Lee"}),
+        RawEmail("<m1@x>", "Re: Door", "bob@example.com", [ANN], [], [], at.replace(day=2), "No, later."),
+    ]
+    db = build_database(mails, tmp_path / "door.db").db
+
+    def asked(answer: str) -> tuple[str, dict[str, Any]]:
+        final = ("return_final_answer", json.dumps({"answer": answer, "sources": ["<m0@x>"]}))
+        server.reply = scripted(("read_email", '{"message_id": "<m0@x>"}'), final)
+        out, record = emailrl("ask", "Which code?", "--db", db)[1], emailrl("ask", "Which code?", "--db", db, "--json")
+        return out, json.loads(record[1])
+
+    out, record = asked("7318, says Bob Lee")
+    assert "code is 7318 for all." in " ".join(out.split()) and "Best wishes" not in out  # the long line is not cut off
+    assert max(map(len, out.splitlines())) <= 80
+    assert "Not in" not in out and record["not_in_sources"] == []
+    assert "1 newer email in this thread" in out and record["newer_in_thread"] == {"<m0@x>": ["<m1@x>"]}
+    out, record = asked("Ada Moss, 2746")
+    assert "Not in the cited email: 2746, Ada Moss" in out and record["not_in_sources"] == ["2746", "Ada Moss"]
+
+
+def test_a_hit_is_shown_with_the_date_and_sender_that_the_model_sees(emailrl, server, db: Path, monkeypatch) -> None:
+    monkeypatch.setenv("SHOW_NAMES", "on")
+    monkeypatch.setenv("COUNT_MATCHES", "on")
+    server.reply = scripted(SEARCH, ("read_email", '{"message_id": "<gone@x>"}'), UNKNOWN)
+    err = emailrl("ask", "When does the lease end?", "--db", db)[2]
+    assert "        2001-05-01 bob@example.com The lease ends on 31 May 2002." in err.splitlines()
 
 
 def test_the_date_hides_emails_from_that_day_on_and_one_before_the_mailbox_is_warned_of(
@@ -102,10 +140,13 @@ def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Pa
     server.reply = scripted(UNKNOWN)
     code, out, err = emailrl("ask", "Who am I?", "--db", db)
     assert (code, out) == (0, "I don't know.\n") and "The model" not in err
+    server.reply = scripted(SEARCH, READ, UNKNOWN)
+    search, read = 'search  "lease" from bob@example.com: 1 hit', "read    2001-05-01 mail 0, bob@example.com"
+    assert emailrl("ask", "Who am I?", "--db", db)[1] == f"I don't know.\n{search}\n{read}\n"
     monkeypatch.setenv("MAX_TURNS", "2")
     server.reply = scripted(SEARCH, SEARCH)
     code, out, err = emailrl("ask", "Who am I?", "--db", db)
-    assert (code, out) == (0, "I don't know.\n")
+    assert (code, out) == (0, f"I don't know.\n{search}\n{search}\n")
     last = err.splitlines()[-1]
     assert last.startswith("The model gave no answer within 2 turns.") and last.endswith("raise MAX_TURNS.")
     server.reply = scripted(("search_emails", '{"keywords": "lease"}'))

@@ -98,7 +98,7 @@ def test_plain_results_hold_nothing_of_it_and_are_those_of_the_plain_half(emailr
 def test_an_environment_of_ones_own_is_attacked_too_where_it_hands_over_mail(emailrl, here: Path) -> None:
     (here / "own.py").write_text(
         "from emailrl.agent import MailEnvironment\n\n\n"
-        "def own(scenario, mailbox, settings):\n    return MailEnvironment(scenario, mailbox, max_turns=4)\n"
+        "def own(scenario, mailbox, settings):\n    return MailEnvironment(scenario, mailbox, settings.agent)\n"
     )
     code, out, err = emailrl(*command("--model", "meek", "--environment", "own.py:own", "--attack"))
     assert code == 0, err

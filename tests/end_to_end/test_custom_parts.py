@@ -19,7 +19,7 @@ class Fragile(MailEnvironment):
     made = 0
 
     def __init__(self, scenario, mailbox, settings):
-        super().__init__(scenario, mailbox, max_turns=2)
+        super().__init__(scenario, mailbox, settings.agent.model_copy(update={"max_turns": 2}))
         Fragile.made += 1
         self.breaks = Fragile.made % 3 == 0
 

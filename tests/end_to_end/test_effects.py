@@ -98,9 +98,8 @@ def test_the_update_depends_on(tiny_model: Path, key: str) -> None:
 ENVIRONMENT = """
 from emailrl.agent import MailEnvironment
 def shout(scenario, mailbox, settings):
-    environment = MailEnvironment(scenario, mailbox, max_turns=1)
-    environment.question_template = "{}!!!"
-    return environment
+    agent = settings.agent.model_copy(update={"max_turns": 1, "question_template": "{}!!!"})
+    return MailEnvironment(scenario, mailbox, agent)
 """
 
 

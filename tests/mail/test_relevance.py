@@ -12,7 +12,7 @@ from pathlib import Path
 from mail.mails import found
 
 from emailrl.agent.play import Stage
-from emailrl.agent.task import mail_agent
+from emailrl.agent.task import MailEnvironment
 from emailrl.agent.tools import call_tool
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
@@ -90,7 +90,7 @@ def test_order_and_searches_without_keywords_are_settings(tmp_path: Path, email:
         with ExitStack() as opened:
             settings = {"search_order": order, "search_without_keywords": allowed, "emailrl_db": str(db)}
             agent = load_settings(settings).agent
-            stage = Stage(agent, db, partial(mail_agent, agent), None)
+            stage = Stage(agent, db, partial(MailEnvironment, agent=agent), None)
             environment = stage.open_environment(Scenario("q", "?", "", [], "bob@x.org", "2002-01-01"), opened)
             hits = call_tool(environment.mailbox, "search_emails", {"keywords": ["gas"]})  # type: ignore[attr-defined]
             environment.start()

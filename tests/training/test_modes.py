@@ -15,7 +15,6 @@ from emailrl.mail import Mailbox, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import RawEmail
 from emailrl.records.trajectory import Message, Scenario, StopReason, ToolCall
-from emailrl.settings import AgentSettings
 from emailrl.training.algorithms import MODES
 
 SCENARIO = Scenario("q1", "Which room is the budget meeting in?", "B12", ["<src@x>"], "ann@x.com", "2001-05-02")
@@ -60,7 +59,7 @@ UNKNOWN, SEARCH = ToolCall("fly", {}), ToolCall("search_emails", {"keywords": ["
 def test_a_static_prompt_is_over_after_one_completion(
     message: Message, rubric: set[str], answer: str | None, mailbox: Any
 ) -> None:
-    environment = StaticPromptEnvironment(AgentSettings(), SCENARIO, mailbox)
+    environment = StaticPromptEnvironment(SCENARIO, mailbox)
     environment.start()
     result = environment.step(message)
     assert (result.done, result.stop_reason, result.messages) == (True, StopReason.COMPLETED, [])
