@@ -187,7 +187,7 @@ def clean_text(text: str) -> str:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
-SCHEMA_VERSION = 7  # incremented whenever older databases can no longer be read
+SCHEMA_VERSION = 8  # incremented whenever older databases can no longer be read
 HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
 """The hint if a database has changed since a run was started on it."""
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
