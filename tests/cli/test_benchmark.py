@@ -72,7 +72,7 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     code, out, _ = emailrl(*arguments)
     assert code == 0 and str(here) not in out.partition("results:")[0]
     assert out.startswith("=== Benchmark Results ===\nTest split")
-    verdict, table = out.split("turns\n", 1)[1].split("(exact paired test", 1)
+    verdict, table = out.split("turns\n", 1)[1].split("exact paired test", 1)
     assert verdict.startswith("outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: the first")
     assert re.search(r"outputs/grpo_masked/ +outputs/grpo_masked-2/ *\n +best_model +best_model *\n", table)
     records = json.loads(emailrl(*arguments, "--json")[1])
