@@ -63,7 +63,7 @@ function number(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (Number.isInteger(value)) return sign(grouped(value));
-  if (size < 0.001) return sign(value.toExponential(1));
+  if (size < 0.001 && digits > 2) return sign(value.toExponential(1));
   return sign(size >= 1000 ? grouped(Math.round(value)) : value.toFixed(digits));
 }
 
@@ -89,16 +89,19 @@ function bar(value, low, high) {
   return el("span.bar", { "aria-hidden": "true" }, fillBar, zero);
 }
 
+// A fold's name, without the numbers that an update changes.
+const foldName = (fold) => fold.closest(".change")?.className ?? fold.firstChild.textContent.replace(/ \(the last .*/, "");
+
 // Replaces what a box shows, and keeps what its reader has done there: open folds, focus, scroll positions.
 function replaceKept(box, content) {
   const { activeElement: active } = document;
   const focus = box.contains(active) && active !== box ? active : null;
-  const open = new Set([...box.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
+  const open = new Set([...box.querySelectorAll("details[open]")].map(foldName));
   const scrolled = [box, ...box.querySelectorAll(".scroller")].map((node) => [node.scrollTop, node.scrollLeft]);
   const [left, top] = [scrollX, scrollY];
   box.replaceChildren(content);
   for (const fold of box.querySelectorAll("details")) {
-    if (!open.has(fold.firstChild.textContent)) continue;
+    if (!open.has(foldName(fold))) continue;
     fold.open = true;
     fold.draw?.();
   }

@@ -238,12 +238,12 @@ function chip(text, changes) {
   return el("button", { type: "button", class: "chip", "aria-label": `Remove the filter ${text}`, onclick: () => go(changes, { replace: true }) }, text, el("span", { "aria-hidden": "true", text: " ×" }));
 }
 
-function histogram(rows, picked, pick) {
+// How many rows have which reward, in bins of the range of ``all``.
+function histogram(rows, picked, pick, all = rows) {
   if (rows.length < 2) return el("div");
-  const rewards = rows.map((row) => row.reward);
   let low = Infinity;
   let high = -Infinity;
-  for (const reward of rewards) {
+  for (const { reward } of all) {
     low = Math.min(low, reward);
     high = Math.max(high, reward);
   }

@@ -52,11 +52,13 @@ function markOpen(view) {
 const served = new URLSearchParams(location.search);
 const runAddress = (name) => `?${new URLSearchParams({ token: served.get("token"), ...name })}`;
 
+const brand = () => outside(title(), "span", { id: "title" });
+
 function drawTop() {
   const links = Object.entries(data.run.kind === "runs" ? {} : VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
   const parts = [
     served.has("run") ? el("a.up", { href: runAddress({}), text: "← All runs" }) : null,
-    el("span.brand", {}, el("span.logo", { "aria-hidden": "true" }), outside(title())),
+    el("span.brand", {}, el("span.logo", { "aria-hidden": "true" }), brand()),
     config.served ? el("span.live", { id: "live" }) : null,
     el("span", { id: "bar" }),
     links.length ? el("nav", { "aria-label": "Views" }, links) : null,
@@ -179,8 +181,9 @@ function showProgress(instead = null) {
   const { brief: few, full, kind } = instead ?? progress();
   if (live.textContent !== full) live.textContent = full;
   live.className = `live ${kind}`.trim();
-  const { steps, step } = data.run.status ?? {};
-  document.getElementById("bar").style.width = `${steps ? (100 * step) / steps : 0}%`;
+  const { steps, step, state: now } = data.run.status ?? {};
+  document.getElementById("bar").style.width = `${now === "finished" ? 100 : steps ? (100 * step) / steps : 0}%`;
+  document.getElementById("title").replaceWith(brand());
   document.title = [few, plain(title()), "emailrl"].filter(Boolean).join(" · ");
 }
 

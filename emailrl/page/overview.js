@@ -27,7 +27,8 @@ function title() {
 
 function heading() {
   const { run } = data;
-  const facts = [title() !== run.title && run.title, run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
+  const folders = new Set(run.files.map((file) => file.name.split("/")[0]));
+  const facts = [title() !== run.title && [...folders].join(", "), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
   return el("div.heading", {}, outside(title(), "h1.again"), brief(facts.filter(Boolean).join("  ·  "), "p.lead", {}));
 }
 
@@ -298,8 +299,9 @@ function changes() {
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
   if (!held.length) return section("Trajectories", null, el("p.note", { text: data.run.status?.state === "running" ? "The first ones stand here once they are scored." : "This run kept no trajectories, only metrics." }));
-  const last = held.findLast((file) => file.source === "step") || compared().at(-1);
-  const rows = data.rows.filter((row) => row.file === last.name);
-  const pick = (low, high) => go(listOf({ file: last.name, rmin: low, rmax: high }));
-  return section("Rewards", `${plain(last.label)}: click a bar to see its trajectories.`, histogram(rows, null, pick));
+  const last = held.findLast((file) => file.source === "step");
+  const shown = [...compared(), last].filter(Boolean).map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
+  const all = shown.flatMap(({ rows }) => rows);
+  const histograms = shown.map(({ file, rows }) => el("div", {}, brief(file.label, "h3"), histogram(rows, null, (low, high) => go(listOf({ file: file.name, rmin: low, rmax: high })), all)));
+  return section("Rewards", "Click a bar to see its trajectories.", el("div.charts", {}, histograms));
 }

@@ -32,7 +32,7 @@ _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 def existing(path: Path) -> Path:
     """Return ``path``; raises ``UsageError`` if it does not exist."""
     if not path.exists():
-        raise UsageError(f"No such file or folder: {path}.", "Start the run first, or name another or a file.")
+        raise UsageError(f"No such file or folder: {path}.", "Start the run first, or name one that is there.")
     return path
 
 
@@ -187,14 +187,14 @@ class Place:
 
 def place_of(path: Path, index: int | None = None) -> Place:
     """Return the place of ``path``: a file, or all files of a run or benchmark; ``index`` picks one line of a file. A
-    folder with neither trajectories nor metrics means its runs, or the newest file below it; UsageError without one."""
+    folder with neither trajectories nor metrics means its runs, else the newest file below; UsageError without one."""
     if existing(path).is_file() or index is not None:
         file = find_file(path)
         return Place(file, (file,), index)
     if has_numbers(path) and newest_file([path / "trajectories"]) is None:
         return _with_tests(path, [])
-    if not has_numbers(path) and len(runs := runs_in(path)) > 1:
-        return place_of_several(runs)
+    if not has_numbers(path) and (runs := runs_in(path)):
+        return place_of_several(runs) if len(runs) > 1 else place_of(runs[0])
     newest = find_file(path)
     folder = newest.parent
     if folder.name != "trajectories" and folder != path:
@@ -223,8 +223,7 @@ def _with_tests(root: Path, files: list[Path]) -> Place:
     """The place of a run with its tests, or of a benchmark."""
     checkpoints = list_checkpoints(root)
     pair = pair_of_run(root, checkpoints) if checkpoints else pair_of(root)
-    beside = [] if pair is None or not checkpoints else [file for file in pair.files if file not in files]
-    return Place(root, (*files, *beside), pair=pair)
+    return Place(root, tuple(dict.fromkeys((*files, *(pair.files if pair else ())))), pair=pair)
 
 
 def name_of(file: Path) -> str:
@@ -269,11 +268,9 @@ def run_record(place: Place, files: list[Record]) -> Record:
     notes = [*said, *list_in(results, "notes", str)]
     if (pair := place.pair) is not None and metadata is not None:
         notes += [f"Test: {each}" for each in list_in(pair.after, "notes", str)]
-        tests = dict(zip(map(name_of, reversed(pair.files)), ("after", "before"), strict=False))
-        files = [
-            each | ({"label": f"test {tests[each['name']]} training"} if each["name"] in tests else {})
-            for each in files
-        ]
+        tests = zip(map(name_of, reversed(pair.files)), ("after", "before"), strict=False)
+        labels = {name: {"label": f"test {when} training"} for name, when in tests}
+        files = [each | labels.get(each["name"], {}) for each in files]
     return {
         "title": place.name if place.kind == "run" else f"{place.name} / {place.files[0].name}",
         "kind": place.kind,

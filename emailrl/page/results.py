@@ -25,11 +25,16 @@ _SAME = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two results of one test, ``before`` None if there is only ``after``; and their trajectory files."""
+    """Two results of one test, ``before`` None if there is only ``after``."""
 
     before: Record | None
     after: Record
-    files: tuple[Path, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Their trajectory files, as far as these are there."""
+        named = (Path(each["trajectories"]) for each in (self.before, self.after) if each)
+        return tuple(filter(Path.is_file, named))
 
     def record(self) -> Record:
         """``before``, ``after`` and, if both files are there, how they are ``compared``."""
@@ -89,7 +94,7 @@ def pair_of(*folders: Path) -> Pair | None:
     if len(results) not in (1, 2) or not all(isinstance(each.get("accuracy"), float) for each in results):
         return None
     before, after = results[0], results[-1]
-    return _pair(None if before is after else before, after) if _same_test(before, after) else None
+    return Pair(None if before is after else before, after) if _same_test(before, after) else None
 
 
 def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
@@ -112,16 +117,11 @@ def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
         of_parent = (each for each in made if f"{each.get('run_id')}:{each.get('step')}" == parent)
         began = {each.get("files", {}).get(WEIGHTS, "") for each in of_parent}
         began.add(parent.rpartition(" sha256:")[2])
-    return _pair(next((each for each in tests if each["adapter"] in began and _same_test(each, after)), None), after)
+    return Pair(next((each for each in tests if each["adapter"] in began and _same_test(each, after)), None), after)
 
 
 def _same_test(one: Record, other: Record) -> bool:
     return all(one.get(name) == other.get(name) for name in _SAME)
-
-
-def _pair(before: Record | None, after: Record) -> Pair:
-    files = [Path(each["trajectories"]) for each in (before, after) if each]
-    return Pair(before, after, tuple(filter(Path.is_file, files)))
 
 
 @lru_cache(maxsize=8)  # a served page asks again every few seconds
