@@ -132,7 +132,7 @@ function heroFacts() {
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
     const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `; of it, evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; without the evaluation before" : ""));
+    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `, of which evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; the evaluation at step 0 not counted" : ""));
     const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }

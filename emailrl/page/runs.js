@@ -66,7 +66,10 @@ function groupTiles(by, groups) {
   if (!name) return null;
   return el("dl.tiles", {}, [...groups].map(([value, runs], index) => {
     const found = runs.map(of);
-    return el("div.tile", {}, el("dt", {}, el("span", { class: `key series-${index % 6}` }, outside(`${by.replaceAll("_", " ")} ${value}`))), el("dd", {}, el("span.value", { text: percent(mean(found)) }), el("span.under", { text: runs.length > 1 ? `${name}, mean of ${plural(runs.length, "run")}: ${runs.map((run, at) => percent(found[at]) + (held(run).length && !bestOf(run.evaluations).step ? " (untrained)" : "")).join(", ")}` : name })));
+    const idle = runs.map((run) => held(run).length > 0 && !bestOf(run.evaluations).step);
+    const all = idle.every(Boolean) ? "; no step was better than step 0, so this is the untrained model" : "";
+    const each = found.map((value, at) => percent(value) + (idle[at] && !all ? " (untrained)" : "")).join(", ");
+    return el("div.tile", {}, el("dt", {}, el("span", { class: `key series-${index % 6}` }, outside(`${by.replaceAll("_", " ")} ${value}`))), el("dd", {}, el("span.value", { text: percent(mean(found)) }), el("span.under", { text: runs.length > 1 ? `${name}, mean of ${plural(runs.length, "run")}: ${each}${all}` : name + all })));
   }));
 }
 
