@@ -4,7 +4,7 @@ const PLAIN = ".e { background: rgb(var(--color-background)) !important } li { c
 
 function mend() {
   for (const nav of document.querySelectorAll("nav.md-code__nav")) nav.role = "none";
-  for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, math[display=block]")) {
+  for (const box of document.querySelectorAll("pre > code, .md-typeset__scrollwrap, article table, math[display=block]")) {
     if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
   }
   for (const { shadowRoot: search } of document.querySelectorAll("body > div")) {

@@ -240,6 +240,17 @@ def _titles(report: Report) -> dict[str, str]:
     return {label: title if names.count(title) == 1 else label for label, title in titles.items()}
 
 
+def _in_words(pair: dict[str, Any], titles: dict[str, str]) -> str:
+    low, high = pair["difference_low"], pair["difference_high"]
+    interval = "" if low is None else f" (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
+    return (
+        f"{titles[pair['first']]} against {titles[pair['second']]}: the first is better on {pair['better_first']}, "
+        f"the second on {pair['better_second']} of {pair['num_questions']} questions, which is "
+        f"{100 * pair['difference']:+.1f} points of accuracy for the second{interval}; "
+        f"p = {pair['p_value']:.3g} in an exact paired test over {counted(pair['num_units'], pair['unit'])}"
+    )
+
+
 def results_table(report: Report, width: int, *, every: bool = True) -> RenderableType:
     """Lay out the results side by side as ``width`` allows, a column per model, with comparisons and notes below."""
     from rich.console import Group
@@ -257,12 +268,7 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
         heading += f", thinking {conditions['thinking']}"
     if conditions["reward_name"] != "art_e":
         heading += f", reward {conditions['reward_name']}"
-    compared = [
-        f"{titles[each.first]} against {titles[each.second]}: the first is better on {each.better_first}, "
-        f"the second on {each.better_second} of {each.num_questions} questions; "
-        f"p = {each.p_value:.3g} (exact paired test by {each.unit})"
-        for each in report.comparisons
-    ]
+    compared = [_in_words(each, titles) for each in report.comparisons]
     lines = [
         "--all shows every row"
         if not every

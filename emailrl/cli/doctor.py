@@ -35,7 +35,7 @@ from emailrl.base.errors import EmailRLError
 from emailrl.base.install import how, requirements
 from emailrl.base.plain import counted, plain_line
 from emailrl.cli.options import Json
-from emailrl.cli.output import near, print_json, print_next, result_console, say
+from emailrl.cli.output import near, print_json, print_next, result_console
 from emailrl.model.resolve import SMOL, SMOL_BASE, find_converted, find_source, how_to_install, is_at_hand
 from emailrl.settings import ModelSettings, RewardSettings, Settings, Untrusted, load_settings
 
@@ -82,8 +82,9 @@ def doctor(json: Json = False) -> None:
     if json:
         print_json({"ok": not is_broken, "ready": is_ready, "verdict": sentence, "checks": checks})
     else:
-        say(sentence, result_console(), style="bold green" if is_ready else "bold red")
-        result_console().print("", table)
+        said, _, why = sentence.partition(": ")
+        head = Text(said, "bold green" if is_ready else "bold red")
+        result_console().print(head, near(plain_line(why)), "", table, sep="\n")
         if is_ready:
             print_next(["train"])
     if is_broken:
@@ -117,7 +118,7 @@ def examine() -> list[Check]:
 
 
 def verdict(checks: Sequence[Check]) -> tuple[bool, str]:
-    """Whether bare ``train`` would start here, and a line that says so or what to do first."""
+    """Whether bare ``train`` would start here; and that in words, then after a colon with what, or what to do first."""
     needed = [check for check in checks if check.area in ("settings", "data")]
     needed += [check for check in checks if check.name == "model"]
     for check in [*(check for check in checks if check.fatal), *(check for check in needed if check.status != "ok")]:

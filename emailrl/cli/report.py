@@ -1,6 +1,7 @@
 """Write one HTML page of a run or benchmark: curves, failures, every trajectory down to its tokens.
 
-Of several runs, it has their curves over each other and a table, grouped by the settings in which they differ.
+Of several runs, it has their curves over each other and a table, grouped by the settings in which they differ; of two
+benchmarks of the same test, what changed from one to the other.
 
 The page is a single file that opens in a browser without network or server. It contains email text unless --redact is
 given. If the run is too large for one page, the evaluations and the newest steps are kept, and the page says what is
@@ -12,7 +13,7 @@ Examples:
   emailrl report
   emailrl report outputs/grpo_masked --html run.html
   emailrl report outputs/grpo_masked outputs/grpo_masked-2 --html runs.html
-  emailrl report outputs/benchmarks/test --html benchmark.html --redact
+  emailrl report outputs/benchmarks/before outputs/benchmarks/after --redact
 """
 
 from __future__ import annotations
@@ -68,17 +69,14 @@ def write_page(
     paths: list[Path], target: Path, settings: PlayingSettings, *, index: int | None, redact: bool, json: bool
 ) -> None:
     """Write the page of a path, or of several runs, to ``target`` and say so, with ``json`` for programs."""
-    from emailrl.page.build import PageData, gather, page
-    from emailrl.page.place import place_of, runs_record
+    from emailrl.page.build import gather, page
+    from emailrl.page.place import place_of, place_of_several
     from emailrl.page.redact import redacted
 
-    if len(paths) > 1:
-        data = PageData(runs_record(paths))
-    else:
-        place = place_of(paths[0], index)
-        if paths[0] in place.root.parents:
-            say(f"Newest in {paths[0]}: {place.root}")
-        data = gather(place, model_name=settings.model.name)
+    place = place_of_several(paths) if len(paths) > 1 else place_of(paths[0], index)
+    if paths[0] in place.root.parents and not place.pair:
+        say(f"Newest in {paths[0]}: {place.root}")
+    data = gather(place, model_name=settings.model.name)
     db = settings.store.db
     content = page(redacted(data, addresses_in(db), names_in(db)) if redact else data).encode("utf-8", "replace")
     write_out(target, content)

@@ -1,9 +1,9 @@
 """Serve the page of a run to browsers on this machine, while the run writes or afterwards.
 
 New steps and trajectories appear within seconds. The page is the one that report writes into a file, without its limit
-on size; of a folder with several runs, it has their curves over each other. Only this machine can open it, at the
-address printed here; from another machine, forward the port (ssh -L 8765:127.0.0.1:8765 HOST, with --port 8765).
-Ctrl-C ends it.
+on size; of a folder with several runs or benchmarks, it compares them. A run needs no step for it, only its folder.
+Only this machine can open it, at the address printed here; from another machine, forward the port (ssh -L
+8765:127.0.0.1:8765 HOST, with --port 8765). Ctrl-C ends it.
 
 Examples:
 

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -71,20 +71,6 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two results compared on the questions that have a verdict in both."""
-
-    first: str
-    second: str
-    num_questions: int
-    better_first: int  # Questions that the first answered correctly more often; with one sample, only the first.
-    better_second: int
-    p_value: float  # Two-sided exact sign-flip test; not adjusted for multiple comparisons.
-    unit: str
-    """What the test takes as independent: ``inbox``, or ``question``, which with one sample each is McNemar's test."""
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """All results of one benchmark, with the context for its tables."""
 
@@ -96,11 +82,12 @@ class Report:
     attack: bool = False  # Whether it also measures under attack; records then include how many orders were obeyed.
 
     @property
-    def comparisons(self) -> list[Comparison]:
-        """Every pair of results, in order; plain and attacked results are paired only for the same policy."""
+    def comparisons(self) -> list[dict[str, Any]]:
+        """Every pair of results (``first``, ``second``), in order, ``compared``; plain and attacked results are paired
+        only for the same policy."""
         pairs = [(one, other, one.subject, other.subject) for one, other in combinations(self.results, 2)]
         return [
-            compare(one, other)
+            {"first": first.label, "second": second.label} | compared(one.evaluation, other.evaluation)
             for one, other, first, second in pairs
             if first.attacked == second.attacked
             or (first.model_name, first.adapter) == (second.model_name, second.adapter)
@@ -124,11 +111,6 @@ class Report:
             }
             for result in self.results
         ]
-
-
-def compare(first: Result, second: Result) -> Comparison:
-    """Compare two results over the questions that both have verdicts of."""
-    return Comparison(first.subject.label, second.subject.label, **compared(first.evaluation, second.evaluation))
 
 
 def _attack_record(subject: Subject, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -243,7 +225,7 @@ def write_report(report: Report, out: Path) -> None:
     records = report.records()
     document = {
         "results": records,
-        "comparisons": list(map(asdict, report.comparisons)),
+        "comparisons": report.comparisons,
         "notes": report.notes,
         "interrupted": report.interrupted,
     }

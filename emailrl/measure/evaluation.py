@@ -44,17 +44,35 @@ def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[fl
     return wilson_interval(float(mean * size), float(size))
 
 
-def paired_test(differences: Sequence[tuple[str, int]]) -> tuple[float, str]:
-    """The p-value of two policies' difference, and the unit of the test: ``inbox`` or ``question``. ``differences`` has
-    the inbox of each question, and how many more correct samples the first policy has. Questions about one inbox share
-    its emails, and a policy that these happen to suit is better at many of them at once: the unit is the inbox, with
-    the sum of its differences. With one question each, or fewer than ``MIN_INBOXES`` inboxes, it is the question."""
-    by_inbox: Counter[str] = Counter()
+def paired_test(differences: Sequence[tuple[str, int]], num_samples: int) -> dict[str, Any]:
+    """How two policies differ: the second's accuracy minus the first's (``difference``) with its 95 % interval, and the
+    ``p_value``. ``differences`` has the inbox of each question, and how many more of its samples, ``num_samples`` in
+    all, the second answered correctly. Questions about one inbox share its emails, and a policy that these happen to
+    suit is better at many of them at once: the ``unit`` is the inbox, with the sum of its differences. With one
+    question each, or fewer than ``MIN_INBOXES`` inboxes, it is the question. The interval is Student's t on the units'
+    deviations from the mean (cluster-robust); None for fewer than ``MIN_INBOXES`` units, or ones that agree exactly."""
+    by_inbox: defaultdict[str, list[int]] = defaultdict(list)
     for inbox, difference in differences:
-        by_inbox[inbox] += difference
-    if MIN_INBOXES <= len(by_inbox) < len(differences):
-        return sign_flip_p_value(list(by_inbox.values())), "inbox"
-    return sign_flip_p_value([difference for _, difference in differences]), "question"
+        by_inbox[inbox].append(difference)
+    unit, units = "inbox", list(by_inbox.values())
+    if not MIN_INBOXES <= len(units) < len(differences):
+        unit, units = "question", [[difference] for _, difference in differences]
+    sums, n = list(map(sum, units)), len(units)
+    middle = sum(sums) / max(len(differences), 1)
+    spread = sum((total - middle * len(each)) ** 2 for total, each in zip(sums, units, strict=True))
+    low = high = None
+    if n >= MIN_INBOXES and spread:
+        half = _t_975(n - 1) * math.sqrt(spread * n / (n - 1))
+        low, high = (max(-1.0, min(1.0, (sum(sums) + side) / num_samples)) for side in (-half, half))
+    found = {"p_value": sign_flip_p_value(sums), "unit": unit, "num_units": n}
+    return found | {"difference": sum(sums) / max(num_samples, 1), "difference_low": low, "difference_high": high}
+
+
+def _t_975(freedom: int) -> float:
+    """Student's 97.5 % point, to 0.003 from five degrees of freedom on. Source: Fisher and Cornish (1960)."""
+    z = Z_95
+    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return sum(term / freedom**power for power, term in enumerate(terms))
 
 
 def sign_flip_p_value(differences: Sequence[int]) -> float:
@@ -133,19 +151,19 @@ class Evaluation:
 
 def compared(first: Evaluation, second: Evaluation) -> dict[str, Any]:
     """Compare two evaluations over the questions that both played equally often with a verdict for every sample:
-    ``num_questions``, on how many each is better (``better_first``, ``better_second``), ``p_value`` and ``unit``."""
+    ``num_questions``, on how many each is better (``better_first``, ``better_second``), and ``paired_test``."""
     one, other = (
         {name: samples for name, samples in each.by_question.items() if all(map(is_judged, samples))}
         for each in (first, second)
     )
+    asked = {name: samples for name, samples in one.items() if len(samples) == len(other.get(name, ()))}
     differences = [
-        (samples[0].scenario.inbox_address, sum(map(is_correct, samples)) - sum(map(is_correct, other[name])))
-        for name, samples in one.items()
-        if len(samples) == len(other.get(name, ()))
+        (samples[0].scenario.inbox_address, sum(map(is_correct, other[name])) - sum(map(is_correct, samples)))
+        for name, samples in asked.items()
     ]
-    better = [sum(sign * difference > 0 for _, difference in differences) for sign in (1, -1)]
+    better = [sum(sign * difference > 0 for _, difference in differences) for sign in (-1, 1)]
     found = {"num_questions": len(differences), "better_first": better[0], "better_second": better[1]}
-    return found | dict(zip(("p_value", "unit"), paired_test(differences), strict=True))
+    return found | paired_test(differences, sum(map(len, asked.values())))
 
 
 def check_samples(num_samples: int, temperature: float) -> None:

@@ -3,16 +3,16 @@
 function about() {
   const { run } = data;
   const identity = { ...run.run, lora: run.run.lora && JSON.stringify(run.run.lora) };
-  const groups = Object.entries(run.settings).map(([name, values]) => el("div", { class: "card" }, outside(name, "h3"), pairTable(values)));
-  return el("div", { class: "overview" }, heading(), leftOut(),
-    el("div", { class: "two" },
+  const groups = Object.entries(run.settings).map(([name, values]) => el("div.card", {}, outside(name, "h3"), pairTable(values)));
+  return el("div.overview", {}, heading(), leftOut(),
+    el("div.two", {},
       section("Run", null, pairTable(identity)),
       section("Versions", null, pairTable({ "page made by emailrl": run.made.emailrl, at: run.made.at, ...run.versions }))),
     section("Files", null, fileTable()),
-    groups.length ? section("Settings", "Secrets are never recorded.", el("div", { class: "cards" }, groups)) : null);
+    groups.length ? section("Settings", "Secrets are never recorded.", el("div.cards", {}, groups)) : null);
 }
 
 function fileTable() {
-  const rows = data.run.files.map((file) => el("tr", {}, el("th", { scope: "row" }, file.left_out ? outside(file.name) : el("a", { href: address(listOf({ file: file.name })) }, outside(file.name))), brief(file.label, "td", { class: "words" }), el("td", { text: file.left_out ? "left out" : grouped(file.count) }), el("td", { text: `${(file.bytes / 1e6).toFixed(1)} MB` })));
+  const rows = data.run.files.map((file) => el("tr", {}, el("th", { scope: "row" }, file.left_out ? outside(file.name) : el("a", { href: address(listOf({ file: file.name })) }, outside(file.name))), brief(file.label, "td.words", {}), el("td", { text: file.left_out ? "left out" : grouped(file.count) }), el("td", { text: `${(file.bytes / 1e6).toFixed(1)} MB` })));
   return numbersTable("Files", ["file", el("th", { scope: "col", class: "words", text: "contents" }), "trajectories", "size"], rows);
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from emailrl.base.errors import UsageError
-from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, source_of
+from emailrl.page.place import Place, file_record, has_numbers, position_in, run_record, runs_record, source_of
 from emailrl.page.shapes import TokenTexts, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 
@@ -35,6 +35,8 @@ class PageData:
 def gather(place: Place, *, model_name: str, max_trajectories: int = MAX_TRAJECTORIES) -> PageData:
     """Read the files of a place; data over the budget is left out and listed in ``run["left_out"]``. ``model_name``'s
     tokenizer is tried last. Raises ``UsageError`` if there is no trajectory."""
+    if place.runs:
+        return PageData(runs_record(place.runs))
     shown, records, left_out = _read(place, max_trajectories)
     if not any(positions for _, positions in shown) and not (place.index is None and has_numbers(place.folder)):
         why = left_out or [f"{place.root} holds no complete trajectory yet"]

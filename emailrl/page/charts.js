@@ -32,7 +32,7 @@ function thinnedColumns(columns) {
 function noteNode(note, points) {
   const size = bucketSize(points);
   const text = size > 1 ? `${note} Each point: ${size} steps.`.trim() : note;
-  return text ? el("p", { class: "note", text }) : null;
+  return text ? el("p.note", { text }) : null;
 }
 
 function scaleOf(low, high, from, to) {
@@ -71,13 +71,11 @@ function lineChart(title, lines, { show = number, note = "", zero = false, smoot
   const picture = framePicture(frame, `${title}: ${summary(drawn, show)}`, show);
   drawn.forEach((line, index) => drawLine(picture, frame, line, line.series ?? index, smooth));
   const { caption, keys, tell } = keysOf(title, [...groupedBy(drawn.filter((line) => line.points.length), (line) => line.name)].map(([name, same]) => ({ name, series: same[0].series ?? drawn.indexOf(same[0]), value: (step) => valueAt(same, step, show) })));
-  const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
-  picture.append(cursor);
-  follow(picture, frame, [...new Set(xs)].sort((one, other) => one - other), cursor, tell);
-  return el("figure", { class: "chart" }, caption, picture, keys, noteNode(note, chosen.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
+  follow(picture, frame, [...new Set(xs)].sort((one, other) => one - other), tell);
+  return el("figure.chart", {}, caption, picture, keys, noteNode(note, chosen.map((line) => line.points).reduce((one, other) => (other.length > one.length ? other : one))));
 }
 
-const outOfZoom = (title) => el("figure", { class: "chart" }, el("figcaption", {}, el("strong", { text: title })), el("p", { class: "note", text: "No value in these steps." }));
+const outOfZoom = (title) => el("figure.chart", {}, el("figcaption", {}, el("strong", { text: title })), el("p.note", { text: "No value in these steps." }));
 
 function makeFrame(xLow, xHigh, yLow, yHigh) {
   const ticks = niceTicks(yLow, yHigh);
@@ -88,14 +86,14 @@ function framePicture(frame, label, show) {
   const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", "aria-label": label });
   for (const tick of frame.ticks) {
     const y = frame.y(tick);
-    picture.append(svg("line", { class: "grid", x1: CHART.left, x2: CHART.width - CHART.right, y1: y, y2: y }));
-    picture.append(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end", text: tickText(tick, show) }));
+    picture.append(svg("line.grid", { x1: CHART.left, x2: CHART.width - CHART.right, y1: y, y2: y }));
+    picture.append(svg("text.tick", { x: CHART.left - 6, y: y + 3.5, "text-anchor": "end", text: tickText(tick, show) }));
   }
   const ends = frame.xLow === frame.xHigh ? [frame.xLow] : [frame.xLow, frame.xHigh];
   ends.forEach((x, index) => {
     const anchor = index ? "end" : "start";
     const text = index ? String(x) : `step ${x}`;
-    picture.append(svg("text", { class: "tick", x: frame.x(x), y: CHART.height - 5, "text-anchor": anchor, text }));
+    picture.append(svg("text.tick", { x: frame.x(x), y: CHART.height - 5, "text-anchor": anchor, text }));
   });
   return picture;
 }
@@ -137,14 +135,14 @@ function valueAt(lines, step, show) {
 // A chart's caption and its keys, with the values at the step under the cursor, else the last; a line alone needs no key.
 function keysOf(title, entries, alone = entries.length === 1) {
   const readout = el("output", { class: "readout" });
-  const values = entries.map(() => el("span", { class: "value" }));
+  const values = entries.map(() => el("span.value", {}));
   const tell = (step) => {
     entries.forEach(({ value }, index) => { values[index].textContent = value(step); });
     readout.textContent = [step !== null && `step ${step}`, alone && values[0].textContent].filter(Boolean).join(": ");
   };
   tell(null);
   const keys = entries.map(({ name, series }, index) => el("span", { class: `key series-${series % 6}` }, outside(name), " ", values[index]));
-  return { tell, caption: el("figcaption", {}, el("strong", { text: title }), readout), keys: alone ? null : el("p", { class: "keys" }, keys) };
+  return { tell, caption: el("figcaption", {}, el("strong", { text: title }), readout), keys: alone ? null : el("p.keys", {}, keys) };
 }
 
 function summary(lines, show) {
@@ -158,7 +156,9 @@ function summary(lines, show) {
 // first touch of a step reads it, the second opens it.
 const linked = [];
 
-function follow(picture, frame, steps, cursor, tell) {
+function follow(picture, frame, steps, tell) {
+  const cursor = svg("line.cursor", { y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
+  picture.append(cursor);
   const nearestTo = (x) => steps.reduce((best, step) => (Math.abs(step - x) < Math.abs(best - x) ? step : best));
   const stepAt = (event) => {
     const box = picture.getBoundingClientRect();
@@ -212,8 +212,6 @@ function stackChart(title, all, { show = number, note = "", least = 0 } = {}) {
   }
   const at = (step) => (columns.find((each) => each.x === step) || columns.at(-1)).parts;
   const { caption, keys, tell } = keysOf(title, names.map((name, series) => ({ name, series, value: (step) => show(at(step)[name] || 0) })), false);
-  const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden" });
-  picture.append(cursor);
-  follow(picture, frame, columns.map((column) => column.x), cursor, tell);
-  return el("figure", { class: "chart" }, caption, picture, keys, noteNode(note, within(all)));
+  follow(picture, frame, columns.map((column) => column.x), tell);
+  return el("figure.chart", {}, caption, picture, keys, noteNode(note, within(all)));
 }

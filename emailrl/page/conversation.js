@@ -12,14 +12,14 @@ function conversation(detail, { compact = false } = {}) {
 }
 
 function openingMessage(item) {
-  if (item.role === "user") return el("li", { class: "message user" }, el("span", { class: "who", text: "Question" }), outside(item.text, "p", { class: "said" }));
-  return el("li", { class: "message system" }, fold(item.role, firstLine(item.text), () => outside(item.text, "pre")));
+  if (item.role === "user") return el("li.message.user", {}, el("span.who", { text: "Question" }), outside(item.text, "p.said", {}));
+  return el("li.message.system", {}, fold(item.role, firstLine(item.text), () => outside(item.text, "pre")));
 }
 
 const firstLine = (text) => (text.length > 90 ? `${text.slice(0, 90).replaceAll("\n", " ")}…` : text.replaceAll("\n", " "));
 
 function fold(label, hint, content, opened = false) {
-  const box = el("details", { class: "fold", open: opened }, el("summary", {}, el("span", { class: "who", text: label }), outside(hint, "span", { class: "hint" })));
+  const box = el("details.fold", { open: opened }, el("summary", {}, el("span.who", { text: label }), outside(hint, "span.hint", {})));
   const draw = () => box.children.length > 1 || box.append(content());
   if (opened) draw();
   box.draw = draw;
@@ -28,16 +28,16 @@ function fold(label, hint, content, opened = false) {
 }
 
 function assistantTurn(item, gold, { compact, raw }) {
-  const node = el("li", { class: "message assistant" });
+  const node = el("li.message.assistant", {});
   const facts = [item.turn ? `turn ${item.turn}` : "assistant"];
   if (!compact && item.tokens) facts.push(plural(item.tokens, "token"));
   if (!compact && item.seconds) facts.push(`${number(item.seconds, 2)} s`);
   if (!compact && item.logprob !== null && item.logprob !== undefined) facts.push(`mean log-prob ${number(item.logprob)}`);
   if (item.finish && item.finish !== "stop") facts.push(`finish ${item.finish}`);
-  node.append(el("span", { class: "who", text: facts.join(" · ") }));
-  if (item.said) node.append(outside(item.said, "p", { class: "said" }));
+  node.append(el("span.who", { text: facts.join(" · ") }));
+  if (item.said) node.append(outside(item.said, "p.said", {}));
   for (const call of item.calls) node.append(callNode(call, gold));
-  if (item.error) node.append(outside(`Unreadable tool call: ${item.error}`, "p", { class: "problem" }));
+  if (item.error) node.append(outside(`Unreadable tool call: ${item.error}`, "p.problem", {}));
   if (raw && item.calls.length && item.text) node.append(fold("raw text", "", () => outside(item.text, "pre")));
   return node;
 }
@@ -47,11 +47,11 @@ function callNode(call, gold) {
   const given = call.arguments && typeof call.arguments === "object" ? call.arguments : {};
   if (name === "return_final_answer") {
     const sources = Array.isArray(given.sources) ? given.sources : [];
-    return el("div", { class: "call final" }, el("span", { class: "tool", text: "final answer" }), outside(textOf(given.answer), "span", { class: "answer-text" }),
-      sources.length ? el("span", { class: "sources" }, "cites ", sources.map((id) => messageId(textOf(id), gold))) : null);
+    return el("div.call.final", {}, el("span.tool", { text: "final answer" }), outside(textOf(given.answer), "span.answer-text", {}),
+      sources.length ? el("span.sources", {}, "cites ", sources.map((id) => messageId(textOf(id), gold))) : null);
   }
-  const argumentsOf = Object.entries(given).map(([key, value]) => el("span", { class: "argument" }, outside(key, "span", { class: "key" }), " ", key === "message_id" ? messageId(textOf(value), gold) : outside(textOf(value), "code")));
-  return el("div", { class: "call" }, outside(name, "span", { class: "tool" }), argumentsOf);
+  const argumentsOf = Object.entries(given).map(([key, value]) => el("span.argument", {}, outside(key, "span.key", {}), " ", key === "message_id" ? messageId(textOf(value), gold) : outside(textOf(value), "code")));
+  return el("div.call", {}, outside(name, "span.tool", {}), argumentsOf);
 }
 
 function textOf(value) {
@@ -62,7 +62,7 @@ function textOf(value) {
 
 function messageId(id, gold) {
   const isGold = gold.has(id);
-  return el("span", { class: isGold ? "id gold" : "id", title: isGold ? "holds the answer" : null }, isGold ? el("span", { class: "star", role: "img", "aria-label": "gold email ", text: "★ " }) : null, outside(id));
+  return el("span", { class: isGold ? "id gold" : "id", title: isGold ? "holds the answer" : null }, isGold ? el("span.star", { role: "img", "aria-label": "gold email ", text: "★ " }) : null, outside(id));
 }
 
 function toolResult(item, gold, compact) {
@@ -74,7 +74,7 @@ function toolResult(item, gold, compact) {
   }
   if (Array.isArray(value)) {
     const some = value.some((hit) => hit && gold.has(hit.message_id));
-    return fold("result", `${plural(value.length, "email")} found${some ? ", ★ among them" : ""}`, () => el("ul", { class: "hits" }, value.map((hit) => hitNode(hit, gold))), !compact && value.length <= 4);
+    return fold("result", `${plural(value.length, "email")} found${some ? ", ★ among them" : ""}`, () => el("ul.hits", {}, value.map((hit) => hitNode(hit, gold))), !compact && value.length <= 4);
   }
   if (value && typeof value === "object" && typeof value.body === "string") {
     const subject = textOf(value.subject ?? "");
@@ -87,10 +87,10 @@ function toolResult(item, gold, compact) {
 function hitNode(hit, gold) {
   if (!hit || typeof hit !== "object") return el("li", {}, outside(textOf(hit)));
   const parts = textOf(hit.snippet ?? "").split(/<b>(.*?)<\/b>/s).map((part, index) => outside(part, index % 2 ? "mark" : "span"));
-  return el("li", {}, messageId(textOf(hit.message_id), gold), el("span", { class: "snippet" }, parts));
+  return el("li", {}, messageId(textOf(hit.message_id), gold), el("span.snippet", {}, parts));
 }
 
 function emailNode(email, gold) {
   const line = (name, value) => (value && value.length ? el("div", {}, el("dt", { text: name }), el("dd", {}, outside(Array.isArray(value) ? value.join(", ") : value))) : null);
-  return el("div", { class: "email" }, el("dl", {}, line("From", email.from_address), line("To", email.to_addresses), line("Cc", email.cc_addresses), line("Date", email.date), el("div", {}, el("dt", { text: "Id" }), el("dd", {}, messageId(textOf(email.message_id), gold)))), outside(email.body, "pre"));
+  return el("div.email", {}, el("dl", {}, line("From", email.from_address), line("To", email.to_addresses), line("Cc", email.cc_addresses), line("Date", email.date), el("div", {}, el("dt", { text: "Id" }), el("dd", {}, messageId(textOf(email.message_id), gold)))), outside(email.body, "pre"));
 }

@@ -9,9 +9,9 @@ const VERDICTS = { correct: "✓", wrong: "✗", "did not know": "?", "no answer
 const list = { rows: [], items: [], box: null, canvas: null, drawn: new Map(), unfolded: new Set(), cursor: null, followed: null };
 
 function listPane() {
-  const pane = el("div", { class: "pane list-pane" }, el("h1", { class: "sr", text: "Trajectories" }), filterBar(), el("div", { id: "rewards" }), el("div", { class: "counted" }, el("p", { id: "counted" }), el("button", { type: "button", id: "by-question", class: "toggle", text: "By question", onclick: () => go({ rows: state.rows ? null : "question" }, { replace: true }) })));
-  list.box = el("div", { class: "rows", tabindex: "0", role: "listbox", "aria-label": "Trajectories", id: "rows" });
-  list.canvas = el("div", { class: "canvas", role: "presentation" });
+  const pane = el("div.pane.list-pane", {}, el("h1.sr", { text: "Trajectories" }), filterBar(), el("div", { id: "rewards" }), el("div.counted", {}, el("p", { id: "counted" }), el("button", { type: "button", id: "by-question", class: "toggle", text: "By question", onclick: () => go({ rows: state.rows ? null : "question" }, { replace: true }) })));
+  list.box = el("div.rows", { tabindex: "0", role: "listbox", "aria-label": "Trajectories", id: "rows" });
+  list.canvas = el("div.canvas", { role: "presentation" });
   list.box.append(list.canvas);
   list.box.addEventListener("scroll", () => requestAnimationFrame(drawRows), { passive: true });
   list.box.addEventListener("keydown", listKeys);
@@ -103,17 +103,17 @@ function itemNode({ key, row, scenario, rows }, place) {
 
 function rowParts(row) {
   return [verdictMark(row),
-    el("div", { class: "what" },
-      outside(row.question, "div", { class: "question" }),
-      el("div", { class: "under" }, outside(shortLabel(row, fileOf(row))), foundIn(row) ?? (row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span", { class: "answer" })))),
-    el("div", { class: "worth" }, el("span", { class: "reward", text: number(row.reward) }), evidenceMark(row))];
+    el("div.what", {},
+      outside(row.question, "div.question", {}),
+      el("div.under", {}, outside(shortLabel(row, fileOf(row))), foundIn(row) ?? (row.answer === undefined ? null : outside(row.answer === null ? "no answer" : `“${row.answer}”`, "span.answer", {})))),
+    el("div.worth", {}, el("span.reward", { text: number(row.reward) }), evidenceMark(row))];
 }
 
 function questionParts(rows, isOpen) {
   const right = rows.filter((row) => row.verdict === "correct").length;
-  return [el("span", { class: "chevron", "aria-hidden": "true", text: isOpen ? "▾" : "▸" }),
-    el("div", { class: "what" }, outside(rows[0].question, "div", { class: "question" }), rewardDots(rows)),
-    el("div", { class: "worth" }, el("span", { class: "reward", text: `${right}/${rows.length}` }), el("span", { class: "under", text: `mean ${number(mean(rows.map((row) => row.reward)))}` }))];
+  return [el("span.chevron", { "aria-hidden": "true", text: isOpen ? "▾" : "▸" }),
+    el("div.what", {}, outside(rows[0].question, "div.question", {}), rewardDots(rows)),
+    el("div.worth", {}, el("span.reward", { text: `${right}/${rows.length}` }), el("span.under", { text: `mean ${number(mean(rows.map((row) => row.reward)))}` }))];
 }
 
 const MOST_DOTS = 30;
@@ -126,8 +126,8 @@ function rewardDots(rows) {
   const rewards = rows.map((row) => row.reward);
   const label = `${plural(rows.length, "reward")} from ${number(Math.min(...rewards))} to ${number(Math.max(...rewards))}${size > 1 ? `, every ${size}th as a dot` : ""}`;
   const width = 9 * MOST_DOTS;
-  return svg("svg", { class: "dots", viewBox: `0 0 ${width} 24`, width, height: 24, role: "img", "aria-label": label },
-    svg("title", { text: label }), svg("line", { class: "grid", x1: 0, x2: 9 * shown.length, y1: height(0), y2: height(0) }),
+  return svg("svg.dots", { viewBox: `0 0 ${width} 24`, width, height: 24, role: "img", "aria-label": label },
+    svg("title", { text: label }), svg("line.grid", { x1: 0, x2: 9 * shown.length, y1: height(0), y2: height(0) }),
     shown.map((row, index) => svg("circle", { class: row.verdict === "correct" ? "right" : "wrong", cx: 5 + 9 * index, cy: height(row.reward).toFixed(1), r: 3.2 })));
 }
 
@@ -146,16 +146,16 @@ function shortLabel(row, file) {
   return plain(file.label);
 }
 
-function verdictMark(row) {
-  return el("span", { class: `verdict ${row.verdict.replaceAll(" ", "-")}`, title: row.verdict, role: "img", "aria-label": row.verdict, text: VERDICTS[row.verdict] });
-}
+const classOf = ({ verdict }) => verdict.replaceAll(" ", "-");
+const verdictMark = (row) => el(`span.verdict.${classOf(row)}`, { title: row.verdict, role: "img", "aria-label": row.verdict, text: VERDICTS[row.verdict] });
+const badge = (row) => el(`span.badge.${classOf(row)}`, { text: `${VERDICTS[row.verdict]} ${row.verdict}` });
 
 // How far it got with an email that holds the answer.
 function evidenceMark(row) {
   if (row.found === null || row.found === undefined) return null;
   const names = ["cited", "read", "found"];
   const reached = names.find((name) => row[name]) ?? "not found";
-  return el("span", { class: reached === "cited" ? "reached cited" : "reached", title: `The email with the answer: ${names.toReversed().map((name) => (row[name] ? name : `not ${name}`)).join(", ")}`, text: reached });
+  return el("span", { class: reached === "cited" ? "reached cited" : "reached", title: `The email with the answer: ${names.toReversed().map((name) => (row[name] ? name : `not ${name}`)).join(", ")}`, text: `email ${reached}` });
 }
 
 const open = (row) => go({ view: "list", t: keyOf(row) });
@@ -194,18 +194,18 @@ function listKeys(event) {
 }
 
 function filterBar() {
-  const bar = el("form", { class: "filters", role: "search", "aria-label": "Filter trajectories" });
+  const bar = el("form.filters", { role: "search", "aria-label": "Filter trajectories" });
   bar.addEventListener("submit", (event) => event.preventDefault());
   const search = el("input", { type: "search", id: "search", placeholder: "Search questions, calls, mail, answers", "aria-label": "Search questions, calls, mail, answers and ids", value: state.q || "" });
   search.addEventListener("input", () => go({ q: search.value || null }, { replace: true }));
-  bar.append(search, el("div", { class: "choices scroller" },
+  bar.append(search, el("div.choices.scroller", {},
     choice("file", "Source", data.run.files.filter((file) => file.count && !file.left_out).map((file) => [file.name, plain(file.label)])),
     choice("verdict", "Verdict", values("verdict")),
     choice("failure", "Failure", values("failure")),
     choice("stop", "Stop", values("stop")),
     data.run.steps.length ? choice("trained", "Training", [["yes", "trained on"], ["no", "dropped"]]) : null,
     choice("sort", "Sort", Object.keys(ORDERS).filter((name) => name !== "order").map((name) => [name, name]), "recorded")),
-    el("p", { class: "active", id: "active" }));
+    el("p.active", { id: "active" }));
   return bar;
 }
 
@@ -238,16 +238,16 @@ function chip(text, changes) {
   return el("button", { type: "button", class: "chip", "aria-label": `Remove the filter ${text}`, onclick: () => go(changes, { replace: true }) }, text, el("span", { "aria-hidden": "true", text: " ×" }));
 }
 
-function histogram(rows, picked, pick) {
+// How many rows have which reward, in bins of the range of ``all``.
+function histogram(rows, picked, pick, all = rows) {
   if (rows.length < 2) return el("div");
-  const rewards = rows.map((row) => row.reward);
   let low = Infinity;
   let high = -Infinity;
-  for (const reward of rewards) {
+  for (const { reward } of all) {
     low = Math.min(low, reward);
     high = Math.max(high, reward);
   }
-  if (low === high) return el("p", { class: "note", text: `Every reward is ${number(low, 2)}.` });
+  if (low === high) return el("p.note", { text: `Every reward is ${number(low, 2)}.` });
   const width = (high - low) / BINS;
   const bins = Array.from({ length: BINS }, () => ({ count: 0, right: 0 }));
   for (const row of rows) {
@@ -261,11 +261,11 @@ function histogram(rows, picked, pick) {
     const [from, to] = [edge(index), edge(index + 1)];
     const on = picked !== null && from >= picked[0] - width / 1e3 && to <= picked[1] + width / 1e3;
     const label = `Reward ${number(from, 2)} to ${number(to, 2)}: ${bin.count}, of which correct ${bin.right}`;
-    const button = el("button", { type: "button", class: "bin", title: label, "aria-label": label, "aria-pressed": String(on), disabled: !bin.count }, el("span", { class: "wrong" }), el("span", { class: "right" }));
+    const button = el("button", { type: "button", class: "bin", title: label, "aria-label": label, "aria-pressed": String(on), disabled: !bin.count }, el("span.wrong", {}), el("span.right", {}));
     button.children[0].style.height = `${(100 * (bin.count - bin.right)) / most}%`;
     button.children[1].style.height = `${(100 * bin.right) / most}%`;
     button.addEventListener("click", () => (on ? go({ rmin: null, rmax: null }, { replace: true }) : pick(from, to)));
     return button;
   });
-  return el("div", { class: "histogram", role: "group", "aria-label": "Rewards" }, el("div", { class: "bins", "data-most": most }, buttons), el("div", { class: "edges", "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span", { class: "legend" }, el("span", { class: "swatch right" }), "correct ", el("span", { class: "swatch wrong" }), "other"), el("span", { text: number(high, 2) })));
+  return el("div.histogram", { role: "group", "aria-label": "Rewards" }, el("div.bins", { "data-most": most }, buttons), el("div.edges", { "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span.legend", {}, el("span.swatch.right", {}), "correct ", el("span.swatch.wrong", {}), "other"), el("span", { text: number(high, 2) })));
 }

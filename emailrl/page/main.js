@@ -33,7 +33,7 @@ function keepFocus(view, main) {
 const contentOf = (view) => (view === "about" ? about() : overview());
 
 function showList(main) {
-  if (shownView !== "list") main.replaceChildren(el("div", { class: "split" }, listPane(), el("div", { class: "pane detail-pane", id: "detail", role: "region", "aria-label": "Trajectory", tabindex: "0" })));
+  if (shownView !== "list") main.replaceChildren(el("div.split", {}, listPane(), el("div.pane.detail-pane", { id: "detail", role: "region", "aria-label": "Trajectory", tabindex: "0" })));
   document.body.dataset.view = "list";
   markOpen("list");
   updateFilters();
@@ -52,15 +52,17 @@ function markOpen(view) {
 const served = new URLSearchParams(location.search);
 const runAddress = (name) => `?${new URLSearchParams({ token: served.get("token"), ...name })}`;
 
+const brand = () => outside(title(), "span", { id: "title" });
+
 function drawTop() {
   const links = Object.entries(data.run.kind === "runs" ? {} : VIEWS).map(([view, name]) => el("a", { href: address({ view, t: null, side: null }), "data-view": view, text: name, onclick: (event) => { event.preventDefault(); go({ view, t: null, side: null }); } }));
   const parts = [
-    served.has("run") ? el("a", { class: "up", href: runAddress({}), text: "← All runs" }) : null,
-    el("span", { class: "brand" }, el("span", { class: "logo", "aria-hidden": "true" }), outside(data.run.title)),
-    config.served ? el("span", { class: "live", id: "live" }) : null,
+    served.has("run") ? el("a.up", { href: runAddress({}), text: "← All runs" }) : null,
+    el("span.brand", {}, el("span.logo", { "aria-hidden": "true" }), brand()),
+    config.served ? el("span.live", { id: "live" }) : null,
     el("span", { id: "bar" }),
     links.length ? el("nav", { "aria-label": "Views" }, links) : null,
-    el("span", { class: "buttons" }, el("button", { type: "button", class: "icon", id: "theme", "aria-label": "Light or dark", title: "Light or dark", onclick: switchTheme }, svg("svg", { viewBox: "0 0 16 16", width: "16", height: "16", "aria-hidden": "true" }, svg("circle", { cx: "8", cy: "8", r: "6.2", fill: "none", stroke: "currentColor", "stroke-width": "1.4" }), svg("path", { d: "M8 1.8a6.2 6.2 0 0 1 0 12.4z", fill: "currentColor" }))), el("button", { type: "button", class: "icon", "aria-label": "Keys and help", title: "Keys and help (?)", text: "?", onclick: showHelp })),
+    el("span.buttons", {}, el("button", { type: "button", class: "icon", id: "theme", "aria-label": "Light or dark", title: "Light or dark", onclick: switchTheme }, svg("svg", { viewBox: "0 0 16 16", width: "16", height: "16", "aria-hidden": "true" }, svg("circle", { cx: "8", cy: "8", r: "6.2", fill: "none", stroke: "currentColor", "stroke-width": "1.4" }), svg("path", { d: "M8 1.8a6.2 6.2 0 0 1 0 12.4z", fill: "currentColor" }))), el("button", { type: "button", class: "icon", "aria-label": "Keys and help", title: "Keys and help (?)", text: "?", onclick: showHelp })),
   ];
   document.getElementById("top").replaceChildren(...parts.filter(Boolean));
 }
@@ -77,9 +79,9 @@ function showHelp() {
   const toggle = el("input", { type: "checkbox", id: "single-keys" });
   toggle.checked = singleKeys;
   toggle.addEventListener("change", () => { singleKeys = toggle.checked; });
-  dialog.replaceChildren(el("h2", { id: "help-title", text: "Keys" }), el("table", { class: "pairs" }, el("tbody", {}, KEYS.map(([keys, what]) => el("tr", {}, el("th", { scope: "row" }, el("kbd", { text: keys })), el("td", { text: what }))))),
+  dialog.replaceChildren(el("h2", { id: "help-title", text: "Keys" }), el("table.pairs", {}, el("tbody", {}, KEYS.map(([keys, what]) => el("tr", {}, el("th", { scope: "row" }, el("kbd", { text: keys })), el("td", { text: what }))))),
     el("p", {}, toggle, el("label", { for: "single-keys", text: " Single-letter keys" })),
-    el("p", { class: "note", text: "The address after # keeps what you filter and open. Found, read, cited: how far a trajectory got with an email that holds the answer, which ★ marks. Characters that would not show, or would reorder text, stand as boxed code points." }),
+    el("p.note", { text: "The address after # keeps what you filter and open. Found, read, cited: how far a trajectory got with an email that holds the answer, which ★ marks. Characters that would not show, or would reorder text, stand as boxed code points." }),
     el("form", { method: "dialog" }, el("button", { text: "Close" })));
   dialog.showModal();
 }
@@ -127,7 +129,7 @@ function onKey(event) {
 }
 
 function failed(error) {
-  document.getElementById("main").replaceChildren(el("p", { class: "loading", role: "alert" }, outside(`This page could not be read: ${error.message}`)));
+  document.getElementById("main").replaceChildren(el("p.loading", { role: "alert" }, outside(`This page could not be read: ${error.message}`)));
 }
 
 function redraw() {
@@ -179,9 +181,10 @@ function showProgress(instead = null) {
   const { brief: few, full, kind } = instead ?? progress();
   if (live.textContent !== full) live.textContent = full;
   live.className = `live ${kind}`.trim();
-  const { steps, step } = data.run.status ?? {};
-  document.getElementById("bar").style.width = `${steps ? (100 * step) / steps : 0}%`;
-  document.title = [few, plain(data.run.title), "emailrl"].filter(Boolean).join(" · ");
+  const { steps, step, state: now } = data.run.status ?? {};
+  document.getElementById("bar").style.width = `${now === "finished" ? 100 : steps ? (100 * step) / steps : 0}%`;
+  document.getElementById("title").replaceWith(brand());
+  document.title = [few, plain(title()), "emailrl"].filter(Boolean).join(" · ");
 }
 
 // A live run: redraws what is new and keeps the reader's position. Without a server, all that was read stays.

@@ -6,14 +6,14 @@ function overview() {
   if (run.kind === "runs") return runsOverview();
   const parts = [heading(), hero(), leftOut()];
   const charts = curves();
-  if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div", { class: "charts" }, charts), stepTable()));
+  if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div.charts", {}, charts), stepTable()));
   if (run.results.length > (run.pair ? 2 : 1)) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
   parts.push(failures(), changes(), rewardOverview());
-  return el("div", { class: "overview" }, parts);
+  return el("div.overview", {}, parts);
 }
 
 function section(title, lead, ...content) {
-  return el("section", {}, el("h2", { text: title }), lead ? el("p", { class: "lead", text: lead }) : null, content);
+  return el("section", {}, el("h2", { text: title }), lead ? el("p.lead", { text: lead }) : null, content);
 }
 
 const policyName = (result) => plain(short(result.model));
@@ -27,8 +27,9 @@ function title() {
 
 function heading() {
   const { run } = data;
-  const facts = [title() !== run.title && run.title, run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
-  return el("div", { class: "heading" }, outside(title(), "h1", { class: title() === run.title ? "again" : null }), brief(facts.filter(Boolean).join("  ·  "), "p", { class: "lead" }));
+  const folders = new Set(run.files.map((file) => file.name.split("/")[0]));
+  const facts = [title() !== run.title && [...folders].join(", "), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
+  return el("div.heading", {}, outside(title(), "h1.again"), brief(facts.filter(Boolean).join("  ·  "), "p.lead", {}));
 }
 
 function leftOut() {
@@ -37,11 +38,17 @@ function leftOut() {
   if (run.left_out.length) notes.push(el("p", {}, el("strong", { text: "Left out of this page: " }), outside(run.left_out.join("; ")), "."));
   for (const note of run.notes) notes.push(outside(note, "p"));
   if (run.redacted) notes.push(el("p", {}, el("strong", { text: "Redacted: " }), run.redacted));
-  return notes.length ? el("div", { class: "notice", role: "note" }, notes) : null;
+  return notes.length ? el("div.notice", { role: "note" }, notes) : null;
 }
 
 const interval = (each) => `${percent(each.accuracy_low).replace("%", "")} to ${percent(each.accuracy_high)}`;
 const duration = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
+
+// How a policy differs from the one before it, and how sure that is.
+const difference = ({ difference: by, difference_low: low, difference_high: high, p_value: p, num_units: units, unit }) => {
+  const [change, least, most] = [by, low, high].map((value) => signed(100 * value, 1));
+  return `${units ? `${change} points${low === null ? "" : ` (95% interval ${least} to ${most})`}, ` : ""}p ${p < 0.0001 ? "< 0.0001" : `= ${Number(p.toPrecision(2))}`} in an exact paired test${units ? ` over ${plural(units, unit)}` : ""}`;
+};
 
 const bestOf = (evaluations) => evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
 
@@ -51,8 +58,9 @@ function headline() {
   const trained = Boolean(run.run.run_id);
   if (run.pair) {
     const { before, after, compared } = run.pair;
-    const p = compared && compared.num_questions ? `p ${compared.p_value < 0.0001 ? "< 0.0001" : `= ${Number(compared.p_value.toPrecision(2))}`} (exact paired test by ${compared.unit}): better on ${compared.better_second}, worse on ${compared.better_first}` : null;
-    return { name: trained ? "Test accuracy" : "Accuracy on test questions", before, after, notes: [`${plural(after.num_questions, "question")} ${trained ? "that no step has seen" : ""}`.trim(), p] };
+    const asked = `${plural(after.num_questions, "question")}${trained ? " that no step has seen" : ""}`;
+    const notes = compared?.num_questions ? [difference(compared), `${asked}: better on ${compared.better_second}, worse on ${compared.better_first}`] : [asked];
+    return { name: trained ? "Test accuracy" : "Accuracy on test questions", before, after, notes };
   }
   const { confirmed } = run;
   if (confirmed) return { name: "Validation accuracy", after: confirmed, notes: [`${plural(confirmed.num_questions, "question")} that did not select the model`] };
@@ -74,21 +82,21 @@ function headline() {
 function hero() {
   const claim = headline();
   const facts = heroFacts();
-  if (!claim) return facts.length ? el("dl", { class: "tiles" }, facts) : null;
+  if (!claim) return facts.length ? el("dl.tiles", {}, facts) : null;
   const { name, before, after, notes } = claim;
   const figure = (each, kind) => el("span", { class: kind, text: percent(each.accuracy) });
   const measured = [before, after].filter((each) => each && Number.isFinite(each.accuracy_low));
   const intervals = measured.length ? [`95% interval ${measured.map(interval).join(" → ")}`] : [];
-  return el("div", { class: "hero" },
-    el("div", { class: "claim" }, el("h2", { text: name }),
-      el("p", { class: "figures" }, before ? [figure(before, "was"), el("span", { class: "to", text: " → " })] : null, figure(after, "is")),
-      measured.length ? el("div", { class: "ranges", "aria-hidden": "true" }, measured.map(range)) : null,
-      [...intervals, ...notes].filter(Boolean).map((text) => el("p", { class: "note", text }))),
-    el("dl", { class: "tiles" }, facts));
+  return el("div.hero", {},
+    el("div.claim", {}, el("h2", { text: name }),
+      el("p.figures", {}, before ? [figure(before, "was"), el("span.to", { text: " → " })] : null, figure(after, "is")),
+      measured.length ? el("div.ranges", { "aria-hidden": "true" }, measured.map(range)) : null,
+      [...intervals, ...notes].filter(Boolean).map((text) => el("p.note", { text }))),
+    el("dl.tiles", {}, facts));
 }
 
 function range(each) {
-  const node = el("span", { class: "range" }, el("span", { class: "span" }), el("span", { class: "point" }));
+  const node = el("span.range", {}, el("span.span", {}), el("span.point", {}));
   node.children[0].style.left = `${100 * each.accuracy_low}%`;
   node.children[0].style.width = `${100 * (each.accuracy_high - each.accuracy_low)}%`;
   node.children[1].style.left = `${100 * each.accuracy}%`;
@@ -98,7 +106,7 @@ function range(each) {
 function heroFacts() {
   const { run } = data;
   const facts = [];
-  const add = (name, value, note) => facts.push(el("div", { class: "tile" }, el("dt", { text: name }), el("dd", {}, el("span", { class: "value", text: value }), note ? outside(note, "span", { class: "under" }) : null)));
+  const add = (name, value, note) => facts.push(el("div.tile", {}, el("dt", { text: name }), el("dd", {}, el("span.value", { text: value }), note ? outside(note, "span.under", {}) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
   if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights in or beside its folder: move it along, or run emailrl benchmark");
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
@@ -106,14 +114,15 @@ function heroFacts() {
     const best = bestOf(evaluations);
     add("Selected the model", percent(best.accuracy), best.step ? `step ${best.step}: the highest of ${plural(evaluations.length, "evaluation")}, so too high on average` : "step 0: no later evaluation was better, so it is untrained");
   }
-  if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward, 2)} → ${number(evaluations.at(-1).reward, 2)}`, "mean, first to last");
+  if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward)} → ${number(evaluations.at(-1).reward)}`, "mean, first to last");
   else if (pair && !evaluations.length) {
-    const change = (name, field, show) => pair.after[field] !== null && pair.after[field] !== undefined && add(name, pair.before ? `${show(pair.before[field])} → ${show(pair.after[field])}` : show(pair.after[field]), "mean of a question");
-    change("Reward", "reward", (value) => number(value, 2));
+    const change = (name, field, show, note = "mean of a question") => typeof pair.after[field] === "number" && add(name, [pair.before, pair.after].filter(Boolean).map((each) => show(each[field])).join(" → "), note);
+    change("Reward", "reward", number);
     change("Cited right emails", "sources_correct", percent);
     change("Turns", "num_turns", (value) => number(value, 1));
     change("Tokens of a conversation", "tokens", (value) => number(value, 0));
     change("Seconds", "latency_seconds", (value) => number(value, 1));
+    change("US dollars", "cost", number, "of all answers");
   } else if (!steps.length && data.rows.length) add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
   const losses = steps.filter((step) => Number.isFinite(step.loss));
   if (!evaluations.length && losses.length) add("Loss", losses.length > 1 ? `${number(losses[0].loss)} → ${number(losses.at(-1).loss)}` : number(losses[0].loss), `first to last of ${plural(steps.length, "step")}`);
@@ -123,7 +132,7 @@ function heroFacts() {
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
     const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `; of it, evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; without the evaluation before" : ""));
+    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `, of which evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; the evaluation at step 0 not counted" : ""));
     const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
@@ -170,7 +179,7 @@ function curves() {
   const held = { name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.accuracy, low: each.accuracy_low, high: each.accuracy_high })) };
   const charts = [
     lineChart("Accuracy", [held, stepLine("training", "accuracy", byStep(right), [0, 1])], { show: percent, zero: true, note: BANDS }),
-    lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { show: (value) => number(value, 2), note: BANDS }),
+    lineChart("Reward", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.reward, ...around(each.reward, heldRewards.get(each.step)) })) }, stepLine("training", "reward_mean", byStep((row) => row.reward))], { note: BANDS }),
     lineChart("Loss", [stepLine("loss", "loss"), steps.some((step) => step.policy_loss !== step.loss) ? stepLine("policy", "policy_loss") : { points: [] }, { ...stepLine("validation", "val_loss"), kind: "dots" }]),
     lineChart("KL to the reference", [stepLine("KL", "kl")], { zero: true }),
     lineChart("Entropy", [stepLine("entropy", "entropy")], { zero: true }),
@@ -212,23 +221,23 @@ function stepTable() {
   const note = shown.length < steps.length ? ` (the last ${MOST_TABLE_ROWS} of ${steps.length})` : "";
   return fold(`All values by step${note}`, "", () => {
     const body = shown.map((step) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: stepAddress(step.step), text: String(step.step) })), STEP_COLUMNS.map(([field, , show]) => el("td", { text: show(step[field]) }))));
-    return numbersTable("Values by step", ["step", ...STEP_COLUMNS.map(([, name]) => name)], body, "numbers wide");
+    return numbersTable("Values by step", ["step", ...STEP_COLUMNS.map(([, name]) => name)], body);
   });
 }
 
 // The list, of all trajectories but for these filters.
 const listOf = (filters) => ({ ...noFilters(), view: "list", t: null, side: null, ...filters });
 const stepAddress = (step) => address(listOf({ source: "step", step }));
-const scroller = (label, content) => el("div", { class: "scroller", role: "region", tabindex: "0", "aria-label": label }, content);
+const scroller = (label, content) => el("div.scroller", { role: "region", tabindex: "0", "aria-label": label }, content);
 
 // A table of numbers; on a phone each row stands as a block, its cells under their names.
-function numbersTable(label, names, rows, kind = "numbers stacked") {
+function numbersTable(label, names, rows) {
   const head = names.map((name) => (name.nodeType ? name : el("th", { scope: "col", text: name })));
   for (const row of rows) [...row.cells].forEach((cell, column) => { cell.dataset.name = head[column].textContent; });
-  return scroller(label, el("table", { class: kind }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+  return scroller(label, el("table.numbers.stacked", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
-const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; p = ${Number(each.p_value).toPrecision(3)} (exact paired test${each.unit ? ` by ${each.unit}` : ""})`, "p", { class: "note" });
+const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; ${difference(each)}`, "p.note");
 
 function resultTable() {
   const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
@@ -256,10 +265,10 @@ function failures() {
   const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
     const found = count(rows, name);
     const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${plain(file.label)}`, text: String(found) });
-    return el("td", {}, el("span", { class: "share" }, found ? link : "0", bar(found / rows.length, 0, 1), el("span", { class: "under", text: percent(found / rows.length) })));
+    return el("td", {}, el("span.share", {}, found ? link : "0", bar(found / rows.length, 0, 1), el("span.under", { text: percent(found / rows.length) })));
   })));
-  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, brief(file.label), el("span", { class: "under block", text: plural(rows.length, "trajectory") })))];
-  return section("Why answers fail", "How far the search for the email with the answer got. A full bar is 100% of the column; each number opens its trajectories.", scroller("Failure classes", el("table", { class: "classes" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
+  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, brief(file.label), el("span.under.block", { text: plural(rows.length, "trajectory") })))];
+  return section("Why answers fail", "How far the search for the email with the answer got. A full bar is 100% of the column; each number opens its trajectories.", scroller("Failure classes", el("table.classes", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
 const CHANGES = [["fixed", (one, other) => !one && other], ["broken", (one, other) => one && !other], ["same", (one, other) => !one && !other]];
@@ -282,16 +291,17 @@ function changes() {
   const columns = CHANGES.map(([name, is]) => {
     const found = pairs.filter(([one, other]) => is(right(one), right(other)));
     const rest = found.slice(MOST_QUESTIONS);
-    return el("div", { class: `change ${name}` }, el("h3", {}, `${titles[name]} `, el("span", { class: "count", text: String(found.length) })), el("ul", {}, found.slice(0, MOST_QUESTIONS).map(item)), rest.length ? fold(`${rest.length} more`, "", () => el("ul", {}, rest.map(item))) : null);
+    return el("div", { class: `change ${name}` }, el("h3", {}, `${titles[name]} `, el("span.count", { text: String(found.length) })), el("ul", {}, found.slice(0, MOST_QUESTIONS).map(item)), rest.length ? fold(`${rest.length} more`, "", () => el("ul", {}, rest.map(item))) : null);
   });
-  return section(inTime() ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(short(files[0].label))} against ${plain(short(files[1].label))}. Each opens side by side.`, el("div", { class: "changes" }, columns));
+  return section(inTime() ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(short(files[0].label))} against ${plain(short(files[1].label))}. Each opens side by side.`, el("div.changes", {}, columns));
 }
 
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
-  if (!held.length) return section("Trajectories", null, el("p", { class: "note", text: data.run.status?.state === "running" ? "The first ones stand here once they are scored." : "This run kept no trajectories, only metrics." }));
-  const last = held.findLast((file) => file.source === "step") || compared().at(-1);
-  const rows = data.rows.filter((row) => row.file === last.name);
-  const pick = (low, high) => go(listOf({ file: last.name, rmin: low, rmax: high }));
-  return section("Rewards", `${plain(last.label)}: click a bar to see its trajectories.`, histogram(rows, null, pick));
+  if (!held.length) return section("Trajectories", null, el("p.note", { text: data.run.status?.state === "running" ? "The first ones stand here once they are scored." : "This run kept no trajectories, only metrics." }));
+  const last = held.findLast((file) => file.source === "step");
+  const shown = [...compared(), last].filter(Boolean).map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
+  const all = shown.flatMap(({ rows }) => rows);
+  const histograms = shown.map(({ file, rows }) => el("div", {}, brief(file.label, "h3"), histogram(rows, null, (low, high) => go(listOf({ file: file.name, rmin: low, rmax: high })), all)));
+  return section("Rewards", "Click a bar to see its trajectories.", el("div.charts", {}, histograms));
 }

@@ -16,7 +16,7 @@ from emailrl.base.disk import LOCK, is_locked, not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, STATUS, list_checkpoints, run_folders
-from emailrl.page.results import Pair, benchmark_record, in_order, list_in, pair_of_benchmark, pair_of_run, read_object
+from emailrl.page.results import Pair, benchmark_record, list_in, pair_of, pair_of_run, read_object, results_of
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
@@ -25,14 +25,14 @@ _HEAD_LINES = 20  # lines to check, as the first may be damaged
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
 _SILENT_SECONDS = 10  # after which a lock that nobody holds means that the run is gone
-_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name")  # settings of places, not methods
+_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name", "adapters")  # not methods
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 
 def existing(path: Path) -> Path:
     """Return ``path``; raises ``UsageError`` if it does not exist."""
     if not path.exists():
-        raise UsageError(f"No such file or folder: {path}.", "Give a trajectory file (.jsonl) or a run's folder.")
+        raise UsageError(f"No such file or folder: {path}.", "Start the run first, or name one that is there.")
     return path
 
 
@@ -98,8 +98,8 @@ def has_numbers(folder: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folders directly in ``folder`` with a run's metrics, by name."""
-    return sorted(each.parent for each in folder.glob("*/metrics.jsonl") if each.is_file() and each.stat().st_size)
+    """Return the folders directly in ``folder`` with numbers of a run or benchmark, by name."""
+    return sorted(filter(has_numbers, folder.glob("*/")))
 
 
 def position_in(index: TrajectoryIndex, position: int) -> int:
@@ -155,12 +155,14 @@ def source_of(file: Path) -> str:
 @dataclass(frozen=True, slots=True)
 class Place:
     """The trajectory files a page shows, in order, under ``root``; ``index`` may pick one line of a single file. A run
-    that kept only its metrics has no files of its own. Those of its tests (``pair``) are beside it, and come last."""
+    that kept only its metrics has no files of its own. Those of its tests (``pair``) are beside it, and come last. Of
+    several ``runs`` only the numbers are shown."""
 
     root: Path
     files: tuple[Path, ...]
     index: int | None = None
     pair: Pair | None = None
+    runs: tuple[Path, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -185,12 +187,14 @@ class Place:
 
 def place_of(path: Path, index: int | None = None) -> Place:
     """Return the place of ``path``: a file, or all files of a run or benchmark; ``index`` picks one line of a file. A
-    folder with neither trajectories nor metrics means the run of the newest file below it; UsageError without one."""
+    folder with neither trajectories nor metrics means its runs, else the newest file below; UsageError without one."""
     if existing(path).is_file() or index is not None:
         file = find_file(path)
         return Place(file, (file,), index)
     if has_numbers(path) and newest_file([path / "trajectories"]) is None:
         return _with_tests(path, [])
+    if not has_numbers(path) and (runs := runs_in(path)):
+        return place_of_several(runs) if len(runs) > 1 else place_of(runs[0])
     newest = find_file(path)
     folder = newest.parent
     if folder.name != "trajectories" and folder != path:
@@ -204,12 +208,22 @@ def place_of(path: Path, index: int | None = None) -> Place:
     return _with_tests(folder.parent if folder.name == "trajectories" else folder, files)
 
 
+def place_of_several(runs: Sequence[Path]) -> Place:
+    """Return the place of several runs, or of two benchmarks of one test; UsageError for a path that is neither."""
+    for path in runs:
+        if not has_numbers(existing(path)):
+            raise UsageError(f"{path} holds no metrics of a run.", "Name run folders, or one benchmark or file alone.")
+    pair = pair_of(*runs) if len(runs) == 2 else None
+    if pair and len({file.parent for file in pair.files}) == 2:
+        return Place(pair.files[1].parent.parent, pair.files, pair=pair)
+    return Place(runs[0].parent, (), runs=tuple(runs))
+
+
 def _with_tests(root: Path, files: list[Path]) -> Place:
     """The place of a run with its tests, or of a benchmark."""
     checkpoints = list_checkpoints(root)
-    pair = pair_of_run(root, checkpoints) if checkpoints else pair_of_benchmark(root)
-    beside = [] if pair is None or not checkpoints else [file for file in pair.files if file not in files]
-    return Place(root, (*files, *beside), pair=pair)
+    pair = pair_of_run(root, checkpoints) if checkpoints else pair_of(root)
+    return Place(root, tuple(dict.fromkeys((*files, *(pair.files if pair else ())))), pair=pair)
 
 
 def name_of(file: Path) -> str:
@@ -254,11 +268,9 @@ def run_record(place: Place, files: list[Record]) -> Record:
     notes = [*said, *list_in(results, "notes", str)]
     if (pair := place.pair) is not None and metadata is not None:
         notes += [f"Test: {each}" for each in list_in(pair.after, "notes", str)]
-        tests = dict(zip(map(name_of, reversed(pair.files)), ("after", "before"), strict=False))
-        files = [
-            each | ({"label": f"test {tests[each['name']]} training"} if each["name"] in tests else {})
-            for each in files
-        ]
+        tests = zip(map(name_of, reversed(pair.files)), ("after", "before"), strict=False)
+        labels = {name: {"label": f"test {when} training"} for name, when in tests}
+        files = [each | labels.get(each["name"], {}) for each in files]
     return {
         "title": place.name if place.kind == "run" else f"{place.name} / {place.files[0].name}",
         "kind": place.kind,
@@ -268,7 +280,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "versions": metadata.versions if metadata else {},
         "steps": steps,
         "evaluations": evaluations,
-        "results": in_order(list_in(results, "results", dict)),
+        "results": results_of(folder),
         "comparisons": list_in(results, "comparisons", dict),
         "confirmed": read_object(folder / CONFIRMED) or None,
         "pair": pair and pair.record(),
@@ -281,27 +293,24 @@ def run_record(place: Place, files: list[Record]) -> Record:
     }
 
 
-def runs_record(paths: Sequence[Path]) -> Record:
+def runs_record(runs: Sequence[Path]) -> Record:
     """Return the record of several runs: ``runs``, each with its numbers and the settings in which they differ
-    (``given``); no trajectories. UsageError for a path that is not of a run with metrics."""
-    for path in paths:
-        if not has_numbers(existing(path)):
-            raise UsageError(f"{path} holds no metrics of a run.", "Name run folders, or one benchmark or file alone.")
-    records = [run_record(replace(place_of(path), files=()), []) for path in paths]
+    (``given``); no trajectories."""
+    records = [run_record(replace(place_of(path), files=()), []) for path in runs]
     flat: list[Record] = []
     for record in records:
         sections = [section for section in record["settings"].values() if isinstance(section, dict)]
         given = {name: section[name] for section in sections for name in section if name not in _PLACES}
         flat.append({name: Path(each).name if str(each)[:1] == "/" else each for name, each in given.items()})
     differing = [name for name in dict.fromkeys(chain(*flat)) if len({str(each.get(name)) for each in flat}) > 1]
-    runs = [
+    shown = [
         {name: record[name] for name in ("title", "status", "steps", "evaluations", "confirmed", "pair")}
         | {"given": {name: given.get(name) for name in differing}}
         for record, given in zip(records, flat, strict=True)
     ]
     nothing: Record = {"steps": [], "evaluations": [], "files": [], "total": 0, "notes": [], "redacted": False}
     left_out = [f"{record['title']}: {line}" for record in records for line in record["left_out"]]
-    return nothing | {"kind": "runs", "title": counted(len(runs), "run"), "runs": runs, "left_out": left_out}
+    return nothing | {"kind": "runs", "title": counted(len(runs), "run"), "runs": shown, "left_out": left_out}
 
 
 def _status(folder: Path) -> Record | None:

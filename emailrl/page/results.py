@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -25,11 +25,16 @@ _SAME = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two results of one test, ``before`` None if there is only ``after``; and their trajectory files."""
+    """Two results of one test, ``before`` None if there is only ``after``."""
 
     before: Record | None
     after: Record
-    files: tuple[Path, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Their trajectory files, as far as these are there."""
+        named = (Path(each["trajectories"]) for each in (self.before, self.after) if each)
+        return tuple(filter(Path.is_file, named))
 
     def record(self) -> Record:
         """``before``, ``after`` and, if both files are there, how they are ``compared``."""
@@ -61,23 +66,35 @@ def list_in(results: Record, name: str, kind: type) -> list[Any]:
     return [each for each in found if isinstance(each, kind)] if isinstance(found, list) else []
 
 
-def in_order(results: Iterable[Record]) -> list[Record]:
-    """A benchmark's results as training made them: models without adapter first, then checkpoints by their steps."""
+def results_of(*folders: Path) -> list[Record]:
+    """Benchmarks' results as training made them: models without adapter first, then checkpoints by their steps. Each
+    names its ``trajectories`` where they lie now, and has the fingerprints of its ``database`` and ``questions``, and
+    its ``adapter``'s hash: the conditions have one for each number that begins a file's name."""
 
     def place(result: Record) -> tuple[bool, int]:
         checkpoint = result.get("checkpoint")
         step = read_object(Path(str(checkpoint)) / "metadata.json").get("step")
         return bool(checkpoint), step if isinstance(step, int) else 0
 
+    results = []
+    for folder in folders:
+        conditions = read_object(folder / "conditions.json")
+        adapters = {f"{number:02}": each for number, each in enumerate(list_in(conditions, "adapters", object))}
+        told = {name: conditions.get(name) for name in ("database", "questions")}
+        for each in list_in(read_object(folder / "results.json"), "results", dict):
+            name = Path(str(each.get("trajectories"))).name
+            own = {"trajectories": str(folder / "trajectories" / name), "adapter": adapters.get(name[:2], False)}
+            results.append(each | told | own)
     return sorted(results, key=place)
 
 
-def pair_of_benchmark(folder: Path) -> Pair | None:
-    """A benchmark's one or two results; None for more, which no headline can compare."""
-    results = in_order(list_in(read_object(folder / "results.json"), "results", dict))
+def pair_of(*folders: Path) -> Pair | None:
+    """The one or two results of benchmarks on the same test; None for more, which no headline can compare."""
+    results = results_of(*folders)
     if len(results) not in (1, 2) or not all(isinstance(each.get("accuracy"), float) for each in results):
         return None
-    return Pair(results[0] if len(results) == 2 else None, results[-1], _files(folder, results))
+    before, after = results[0], results[-1]
+    return Pair(None if before is after else before, after) if _same_test(before, after) else None
 
 
 def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
@@ -88,10 +105,11 @@ def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
     near = dict.fromkeys(each.resolve() for each in (*here.parents, Path("outputs"), Path()))
     results = chain.from_iterable(each.glob("benchmarks/*/results.json") for each in near)
     newest = sorted(results, key=lambda file: -file.stat().st_mtime_ns)
-    tests = [(file.parent, each) for file in newest for each in _tested(file, metadata.base_model)]
+    found = chain.from_iterable(results_of(file.parent) for file in newest)
+    whole = [each for each in found if each.get("complete") and not each.get("attacked")]
+    tests = [each for each in whole if each.get("base_model") == metadata.base_model]
     own = {each.metadata.files[WEIGHTS] for each in checkpoints if WEIGHTS in each.metadata.files}
-    at, after = next(((at, each) for at, each in tests if each["adapter"] in own), (here, None))
-    if after is None:
+    if (after := next((each for each in tests if each["adapter"] in own), None)) is None:
         return None
     began: set[str | None] = {None}
     if (parent := metadata.parent) is not None:  # a path with its hash, or run_id:step of a run beside this one
@@ -99,29 +117,11 @@ def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
         of_parent = (each for each in made if f"{each.get('run_id')}:{each.get('step')}" == parent)
         began = {each.get("files", {}).get(WEIGHTS, "") for each in of_parent}
         began.add(parent.rpartition(" sha256:")[2])
-    for place, before in tests:
-        if before["adapter"] in began and all(before.get(name) == after.get(name) for name in _SAME):
-            return Pair(before, after, (*_files(place, [before]), *_files(at, [after])))
-    return Pair(None, after, _files(at, [after]))
+    return Pair(next((each for each in tests if each["adapter"] in began and _same_test(each, after)), None), after)
 
 
-def _tested(file: Path, base_model: str) -> Iterator[Record]:
-    """A benchmark's complete results of a base model without attack, each with the fingerprints of its database and
-    ``questions`` and its ``adapter``'s hash: the conditions have one for each number that begins a file's name."""
-    conditions = read_object(file.with_name("conditions.json"))
-    adapters = {f"{number:02}": adapter for number, adapter in enumerate(list_in(conditions, "adapters", object))}
-    for each in list_in(read_object(file), "results", dict):
-        number = Path(str(each.get("trajectories"))).name.partition("-")[0]
-        is_whole = each.get("complete") and not each.get("attacked")
-        if is_whole and each.get("base_model") == base_model and number in adapters:
-            told = {name: conditions.get(name) for name in ("database", "questions")}
-            yield each | told | {"adapter": adapters[number]}
-
-
-def _files(folder: Path, results: Iterable[Record]) -> tuple[Path, ...]:
-    """The results' trajectory files, where the folder lies now."""
-    named = (folder / "trajectories" / Path(str(each.get("trajectories"))).name for each in results)
-    return tuple(filter(Path.is_file, named))
+def _same_test(one: Record, other: Record) -> bool:
+    return all(one.get(name) == other.get(name) for name in _SAME)
 
 
 @lru_cache(maxsize=8)  # a served page asks again every few seconds

@@ -8,7 +8,7 @@ const meanOver = (points) => {
 const pointsOf = (records, field) => records.filter((each) => Number.isFinite(each[field])).map((each) => ({ x: each.step, y: each[field] }));
 const seconds = (run) => sum(run.steps.map((step) => step.seconds?.total || 0)) || null;
 const held = (run) => pointsOf(run.evaluations, "accuracy");
-const under = (value, text) => [value, el("span", { class: "under block", text })];
+const under = (value, text) => [value, el("span.under.block", { text })];
 const measured = (of) => [(run) => of(run)?.accuracy ?? null, (value, run) => (value === null ? "–" : under(percent(value), Number.isFinite(of(run).accuracy_low) ? interval(of(run)) : ""))];
 // Of each its value in a run, by which the table sorts, and what it shows.
 const RUN_COLUMNS = {
@@ -48,10 +48,10 @@ function runsOverview() {
     lineChart("KL to the reference", steps("kl"), { zero: true, smooth }),
     lineChart("Entropy", steps("entropy"), { zero: true, smooth }),
     lineChart("Seconds a step", lines((run) => ({ points: run.steps.filter((step) => step.seconds?.total).map((step) => ({ x: step.step, y: step.seconds.total })) })), { show: (value) => number(value, 1), zero: true, smooth }),
-  ];
-  return el("div", { class: "overview" }, el("div", { class: "heading" }, outside(data.run.title, "h1"), el("p", { class: "lead", text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), by ? groupTiles(by, groupsBy(by)) : null, leftOut(),
-    section("Compared", "Confirmed is on questions that selected nothing. Best, last and mean are of a run's validations; the best is the highest of several, so too high on average.", runTable(runs, settings, series)),
-    section("Curves", by ? "Values are means over the runs of a color (lowest to highest)." : null, zoomControls(), runControls(settings, by, smooth), el("div", { class: "charts" }, charts.filter(Boolean))));
+  ].filter(Boolean);
+  return el("div.overview", {}, el("div.heading", {}, outside(data.run.title, "h1.again"), el("p.lead", { text: settings.length ? `They differ in ${settings.join(", ").replaceAll("_", " ")}.` : "Their settings are the same." })), by ? groupTiles(by, groupsBy(by)) : null, leftOut(),
+    section("Compared", runs.some((run) => run.evaluations.length) ? "Confirmed is on questions that selected nothing. Best, last and mean are of a run's validations; the best is the highest of several, so too high on average." : null, runTable(runs, settings, series)),
+    charts.length ? section("Curves", by ? "Values are means over the runs of a color (lowest to highest)." : null, zoomControls(), runControls(settings, by, smooth), el("div.charts", {}, charts)) : null);
 }
 
 // A run's title without the words that all have.
@@ -64,9 +64,12 @@ function distinct(title, runs) {
 function groupTiles(by, groups) {
   const [name, of] = Object.entries({ "test accuracy": RUN_COLUMNS.test[0], "confirmed accuracy": RUN_COLUMNS.confirmed[0], "last validation accuracy": RUN_COLUMNS.last[0] }).find(([, each]) => data.run.runs.every((run) => each(run) !== null)) ?? [];
   if (!name) return null;
-  return el("dl", { class: "tiles" }, [...groups].map(([value, runs], index) => {
+  return el("dl.tiles", {}, [...groups].map(([value, runs], index) => {
     const found = runs.map(of);
-    return el("div", { class: "tile" }, el("dt", {}, el("span", { class: `key series-${index % 6}` }, outside(`${by.replaceAll("_", " ")} ${value}`))), el("dd", {}, el("span", { class: "value", text: percent(mean(found)) }), el("span", { class: "under", text: runs.length > 1 ? `${name}, mean of ${plural(runs.length, "run")}: ${runs.map((run, at) => percent(found[at]) + (held(run).length && !bestOf(run.evaluations).step ? " (untrained)" : "")).join(", ")}` : name })));
+    const idle = runs.map((run) => held(run).length > 0 && !bestOf(run.evaluations).step);
+    const all = idle.every(Boolean) ? "; no step was better than step 0, so this is the untrained model" : "";
+    const each = found.map((value, at) => percent(value) + (idle[at] && !all ? " (untrained)" : "")).join(", ");
+    return el("div.tile", {}, el("dt", {}, el("span", { class: `key series-${index % 6}` }, outside(`${by.replaceAll("_", " ")} ${value}`))), el("dd", {}, el("span.value", { text: percent(mean(found)) }), el("span.under", { text: runs.length > 1 ? `${name}, mean of ${plural(runs.length, "run")}: ${each}${all}` : name + all })));
   }));
 }
 
@@ -76,7 +79,7 @@ function runControls(settings, by, smooth) {
   const toggle = el("input", { type: "checkbox", id: "smooth" });
   toggle.checked = smooth;
   toggle.addEventListener("change", () => redrawOverview({ smooth: toggle.checked ? "yes" : null }));
-  return el("p", { class: "controls" }, el("label", {}, "Color by ", select), el("label", {}, toggle, " Smooth; the raw line stays"));
+  return el("p.controls", {}, el("label", {}, "Color by ", select), el("label", {}, toggle, " Smooth; the raw line stays"));
 }
 
 function runTable(runs, settings, series) {

@@ -66,7 +66,7 @@ function foundIn(row) {
   const at = row.said.toLowerCase().indexOf(words);
   if (at < 0) return null;
   const end = at + words.length;
-  return el("span", { class: "answer" }, outside(`…${row.said.slice(Math.max(0, at - 14), at)}`), outside(row.said.slice(at, end), "mark"), outside(row.said.slice(end, end + 60)));
+  return el("span.answer", {}, outside(`…${row.said.slice(Math.max(0, at - 14), at)}`), outside(row.said.slice(at, end), "mark"), outside(row.said.slice(end, end + 60)));
 }
 
 // Opens the folds that hold the searched words, and marks these where the browser can, without changing the text.

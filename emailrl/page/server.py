@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import document, served_data
-from emailrl.page.place import Place, file_record, has_numbers, name_of, place_of, run_record, runs_in, runs_record
+from emailrl.page.place import file_record, name_of, place_of, run_record, runs_in, runs_record
 from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 from emailrl.records.trajectory import notes_path
@@ -38,9 +38,8 @@ class Served:
         self._shown: list[tuple[_File, int]] = []
         """The files of the last returned record, with their trajectory counts."""
         self._lock = threading.Lock()
-        self._compares = not has_numbers(path) and len(runs_in(path)) > 1
         self._runs: dict[Path, Served] = {}
-        self.place = Place(path, ()) if self._compares else place_of(path)
+        self.place = place_of(path)
 
     def of_run(self, name: str | None) -> Served:
         """Return the folder's run of this name, itself without a name; ``UsageError`` if there is no such run."""
@@ -55,10 +54,10 @@ class Served:
 
     def run(self) -> Record:
         """Return the record of the whole (``page.run_record``), including newly written files and trajectories."""
-        if self._compares:
-            return runs_record(runs_in(self._path))
         with self._lock:
             self.place = place_of(self._path)
+            if self.place.runs:
+                return runs_record(self.place.runs)
             self._files = {path: self._files.get(path) or _File(path) for path in self.place.files}
             files = list(self._files.values())
             records = [file.refreshed() for file in files]

@@ -25,10 +25,10 @@ function throughFrame(row) {
   const slider = el("input", { type: "range", min: "0", max: String(all.length - 1), step: "1", value: String(all.indexOf(row)), "aria-label": "Evaluation" });
   slider.addEventListener("input", () => go(Number(slider.value)));
   const ticks = all.map((each, place) => el("button", { type: "button", tabindex: "-1", title: inBrief(each), "aria-label": inBrief(each), onclick: () => { slider.value = String(place); go(place); } }, verdictMark(each)));
-  Object.assign(through, { all, slider, stage: el("div", { class: "stage" }) });
-  return el("article", { class: "trajectory", "aria-labelledby": "question" }, el("a", { class: "back always", href: address({ side: null }), text: "← This trajectory" }),
-    outside(row.question, "h1", { id: "question" }), el("p", { class: "lead" }, "Expected: ", outside(row.gold || "no answer in the mailbox"), `. ${all.length} in the order they were recorded.`),
-    el("div", { class: "scrubber" }, slider, el("div", { class: "ticks" }, ticks)), through.stage);
+  Object.assign(through, { all, slider, stage: el("div.stage", {}) });
+  return el("article.trajectory", { "aria-labelledby": "question" }, el("a.back.always", { href: address({ side: null }), text: "← This trajectory" }),
+    outside(row.question, "h1", { id: "question" }), el("p.lead", {}, "Expected: ", outside(row.gold || "no answer in the mailbox"), `. ${all.length} in the order they were recorded.`),
+    el("div.scrubber", {}, slider, el("div.ticks", {}, ticks)), through.stage);
 }
 
 async function drawStage(pane, row) {
@@ -38,9 +38,8 @@ async function drawStage(pane, row) {
   if (request !== asked) return;
   through.slider.value = String(place);
   through.slider.setAttribute("aria-valuetext", inBrief(row));
-  const verdict = el("span", { class: `badge ${row.verdict.replaceAll(" ", "-")}` }, `${VERDICTS[row.verdict]} ${row.verdict}`);
   const top = pane.scrollTop;
-  replaceKept(through.stage, el("section", {}, el("h2", {}, brief(fileOf(row).label)), el("p", { class: "facts" }, verdict, el("span", { text: `reward ${number(row.reward)}` }), evidenceMark(row)),
-    before ? firstDifference(before, detail, "the one before") : el("p", { class: "note", text: "The first." }), conversation(detail)));
+  replaceKept(through.stage, el("section", {}, el("h2", {}, brief(fileOf(row).label)), el("p.facts", {}, badge(row), el("span", { text: `reward ${number(row.reward)}` }), evidenceMark(row)),
+    before ? firstDifference(before, detail, "the one before") : el("p.note", { text: "The first." }), conversation(detail)));
   pane.scrollTop = top;
 }

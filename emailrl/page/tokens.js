@@ -39,10 +39,10 @@ function tokenSection(detail) {
   const layer = state.layer in LAYERS && hasLayer(samples, state.layer) ? state.layer : "mask";
   const total = sum(samples.map((sample) => sample.mask.length));
   const marked = sum(samples.map((sample) => sum(sample.mask)));
-  const readout = el("p", { class: "token-readout", "aria-live": "polite" }, "Point at a token, or click one and use ← and →.");
+  const readout = el("p.token-readout", { "aria-live": "polite" }, "Point at a token, or click one and use ← and →.");
   const node = section("Tokens", `${grouped(marked)} of ${grouped(total)} ${markedAs(samples[0])} (${percent(marked / total)}).`, layerChoice(samples, layer), legend(layer, samples[0]), readout,
     samples.map((sample, index) => tokenText(sample, index, layer, readout)));
-  if (samples.some((sample) => !sample.pieces)) node.append(el("p", { class: "note", text: "Token ids only: no matching tokenizer was found." }));
+  if (samples.some((sample) => !sample.pieces)) node.append(el("p.note", { text: "Token ids only: no matching tokenizer was found." }));
   return node;
 }
 
@@ -54,14 +54,14 @@ function layerChoice(samples, layer) {
     const there = hasLayer(samples, name);
     return el("button", { type: "button", "aria-pressed": String(name === layer), disabled: !there, title: there ? null : "not recorded", text: label, onclick: () => go({ layer: name === "mask" ? null : name }, { replace: true }) });
   });
-  return el("div", { class: "segments", role: "group", "aria-label": "Color tokens by" }, buttons);
+  return el("div.segments", { role: "group", "aria-label": "Color tokens by" }, buttons);
 }
 
 function legend(layer, sample) {
   const keys = LAYERS[layer].classes.map(([name, text]) => el("span", { class: `token ${name}`, text }));
-  if (layer === "mask") keys.push(el("span", { class: "token trained", text: markedAs(sample) }), el("span", { class: "token", text: "context" }));
-  else keys.push(el("span", { class: "token", text: "no value" }));
-  return el("p", { class: "legend-line" }, keys);
+  if (layer === "mask") keys.push(el("span.token.trained", { text: markedAs(sample) }), el("span.token", { text: "context" }));
+  else keys.push(el("span.token", { text: "no value" }));
+  return el("p.legend-line", {}, keys);
 }
 
 function tokenClass(sample, at, layer) {
@@ -73,11 +73,11 @@ function tokenClass(sample, at, layer) {
 const pieceOf = (sample, at) => (sample.pieces ? sample.pieces[at] : `${sample.ids?.[at] ?? "…"} `);
 
 function tokenText(sample, index, layer, readout) {
-  const box = el("div", { class: "token-text", tabindex: "0", role: "group", "aria-label": `Tokens of sequence ${index + 1}; arrow keys move` });
+  const box = el("div.token-text", { tabindex: "0", role: "group", "aria-label": `Tokens of sequence ${index + 1}; arrow keys move` });
   const { length } = sample.mask;
   const nodes = [];
   for (let start = 0; start < length; start += BLOCK) {
-    const block = el("div", { class: "token-block" });
+    const block = el("div.token-block", {});
     for (let at = start; at < Math.min(start + BLOCK, length); at += 1) {
       const node = outside(pieceOf(sample, at).replaceAll("\n", "⏎\n"), "span", { class: tokenClass(sample, at, layer) });
       node.at = at;
@@ -116,5 +116,5 @@ function tokenFacts(sample, at) {
   }
   const gap = gapOf(sample, at);
   if (gap !== null) facts.push(["sampler gap", exact(Number(gap.toPrecision(3)))]);
-  return facts.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => el("span", { class: "fact" }, el("span", { class: "key", text: name }), " ", outside(value)));
+  return facts.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => el("span.fact", {}, el("span.key", { text: name }), " ", outside(value)));
 }

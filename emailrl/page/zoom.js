@@ -34,14 +34,14 @@ function zoomControls() {
   const [first, last] = allSteps();
   if (!(last - first > 1)) return null;
   const field = (name, value, label) => el("input", { type: "number", min: first, max: last, value, "aria-label": label, onchange: (event) => { const chosen = { from: Number(state.from ?? first), to: Number(state.to ?? last), [name]: Number(event.target.value) }; setTimeout(() => zoom(Math.min(chosen.from, chosen.to), Math.max(chosen.from, chosen.to))); } }); // after Tab has moved on
-  return el("p", { class: "controls" }, el("span", {}, "Steps ", field("from", state.from ?? first, "First step"), " to ", field("to", state.to ?? last, "Last step")), el("button", { type: "button", class: "toggle", disabled: !zoomed(), text: "All steps", onclick: () => zoom(first, last) }), el("span", { class: "note", text: "or drag over a chart" }));
+  return el("p.controls", {}, el("span", {}, "Steps ", field("from", state.from ?? first, "First step"), " to ", field("to", state.to ?? last, "Last step")), el("button", { type: "button", class: "toggle", disabled: !zoomed(), text: "All steps", onclick: () => zoom(first, last) }), el("span.note", { text: "or drag over a chart" }));
 }
 
 // Dragging over a picture chooses steps; tells whether the click that ends a drag is one.
 function dragToZoom(picture, frame, stepAt) {
   let from = null;
   let isDrag = false;
-  const area = svg("rect", { class: "chosen", y: CHART.top, height: CHART.height - CHART.bottom - CHART.top, visibility: "hidden" });
+  const area = svg("rect.chosen", { y: CHART.top, height: CHART.height - CHART.bottom - CHART.top, visibility: "hidden" });
   picture.append(area);
   picture.addEventListener("pointerdown", (event) => {
     [from, isDrag] = [event.button ? null : { x: event.clientX, step: stepAt(event) }, false];

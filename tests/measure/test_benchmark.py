@@ -124,9 +124,9 @@ def test_the_address_of_a_reward_is_recorded_without_its_credentials(bench: Benc
 def test_models_are_compared_question_by_question(bench: Bench) -> None:
     names = [f"q{n}" for n in range(10)]
     [comparison] = bench(Scripted(set(names[:1])), Scripted(set(names[1:7])), questions=10).comparisons
-    assert (comparison.first, comparison.second, comparison.num_questions) == ("model-0", "model-1", 10)
-    assert (comparison.better_first, comparison.better_second) == (1, 6)
-    assert (comparison.p_value, comparison.unit) == (pytest.approx(0.125), "question")  # 2 · (1 + 7)/128
+    assert (comparison["first"], comparison["second"], comparison["num_questions"]) == ("model-0", "model-1", 10)
+    assert (comparison["better_first"], comparison["better_second"]) == (1, 6)
+    assert (comparison["p_value"], comparison["unit"]) == (pytest.approx(0.125), "question")  # 2 · (1 + 7)/128
     written = bench.results()
     assert [record["accuracy"] for record in written["results"]] == [0.1, 0.6]
     assert written["comparisons"][0]["p_value"] == pytest.approx(0.125)
@@ -139,7 +139,7 @@ def test_models_are_compared_question_by_question(bench: Bench) -> None:
 def test_questions_about_the_same_inbox_are_compared_together(bench: Bench) -> None:
     questions = [replace(each, inbox_address=f"{n % 6}@x") for n, each in enumerate(make_questions(12))]
     [comparison] = bench(Scripted({each.id for each in questions}), Scripted(set()), questions=questions).comparisons
-    assert (comparison.p_value, comparison.unit) == (2 / 2**6, "inbox")
+    assert (comparison["p_value"], comparison["unit"]) == (2 / 2**6, "inbox")
 
 
 def test_an_interrupt_keeps_the_finished_questions(bench: Bench) -> None:
@@ -148,7 +148,7 @@ def test_an_interrupt_keeps_the_finished_questions(bench: Bench) -> None:
     half = report.results[1].evaluation
     assert (half.num_questions, half.num_correct) == (2, 1)  # q4 and q3 had ended; q4 is right
     [comparison] = report.comparisons
-    assert (comparison.num_questions, comparison.better_first, comparison.better_second) == (2, 1, 0)
+    assert (comparison["num_questions"], comparison["better_first"], comparison["better_second"]) == (2, 1, 0)
     assert len(played(report.results[1].trajectories)) == 2
 
 

@@ -214,5 +214,29 @@ def test_several_samples_are_compared_by_flipping_every_sign(differences: list[i
     ],
 )
 def test_questions_about_one_inbox_count_together(by_inbox: list[list[int]], p_value: float, unit: str) -> None:
-    found = paired_test([(str(inbox), each) for inbox, differences in enumerate(by_inbox) for each in differences])
-    assert found == (pytest.approx(p_value, abs=1e-12), unit)
+    differences = [(str(inbox), each) for inbox, differences in enumerate(by_inbox) for each in differences]
+    found = paired_test(differences, len(differences))
+    assert (found["p_value"], found["unit"]) == (pytest.approx(p_value, abs=1e-12), unit)
+    assert found["num_units"] == (len(by_inbox) if unit == "inbox" else len(differences))
+
+
+@pytest.mark.parametrize(
+    ("by_inbox", "samples", "low", "high"),
+    [
+        # Sums 2, 2, 1, 1, 0, 0 about their mean 1: s² = 4/5, so 6 ± 2.5706 √(6 · 4/5) of 12.
+        ([[1, 1]] * 2 + [[1, 0]] * 2 + [[0, 0]] * 2, 1, 0.0307, 0.9693),
+        ([[2, 2]] * 2 + [[2, 0]] * 2 + [[0, 0]] * 2, 2, 0.0307, 0.9693),
+        # Questions: 7 and 5 of 12, s² = 12 · 7/12 · 5/12 / 11; 7 ± 2.2010 √(12 · s²) of 12.
+        ([[1]] * 7 + [[0]] * 5, 1, 0.2562, 0.9105),
+        ([[1, 1]] * 6, 1, None, None),  # all alike: nothing to estimate a spread from
+        ([[1, 0]] * 2, 1, None, None),
+    ],
+)
+def test_the_interval_of_a_difference_by_hand(
+    by_inbox: list[list[int]], samples: int, low: float | None, high: float | None
+) -> None:
+    differences = [(str(inbox), each) for inbox, found in enumerate(by_inbox) for each in found]
+    found = paired_test(differences, samples * len(differences))
+    assert found["difference"] == sum(each for _, each in differences) / samples / len(differences)
+    ends = [found["difference_low"], found["difference_high"]]
+    assert ends == [None, None] if low is None else ends == pytest.approx([low, high], abs=1e-3)

@@ -17,7 +17,7 @@ from tiny import make_metadata
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import PageData, page
-from emailrl.page.place import place_of, runs_record
+from emailrl.page.place import place_of, place_of_several, runs_record
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 
@@ -76,7 +76,7 @@ def test_the_overview_has_curves_failures_and_changed_questions(file: Path, tmp_
         assert (f"<strong>{title}</strong>" in markup) == (title != "Trainable share of tokens")  # not recorded
     # Of eight pairs, seven differ, all in one direction: p = 2 / 2^7 = 0.015625.
     assert "<h2>Test accuracy</h2>" in markup and "12.5%" in markup and '<span class="is">100.0%</span>' in markup
-    assert "p = 0.016 (exact paired test by question): better on 7, worse on 0" in markup
+    assert "better on 7, worse on 0" in markup and "p = 0.016 in an exact paired test over 8 questions" in markup
     for name, value in (
         ("Confirmed", "62.5%"),
         ("Selected the model", "100.0%"),
@@ -201,10 +201,28 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert 'Correct only in the benchmark of grpo/best_model <span class="count">10</span>' in markup
     assert 'Correct only in the benchmark of small <span class="count">0</span>' in markup
     assert 'Wrong in both <span class="count">1</span>' in markup
-    assert "p = 0.002 (exact paired test by question)" in markup  # 2 / 2^10
+    # Ten of twelve differ, all in one direction: 2 / 2^10; and 10 ± 2.201 √(12² / 11 · 10/12 · 2/12) of 12.
+    assert "+83.3 points (95% interval +58.6 to +100), p = 0.002 in an exact paired test over 12 questions" in markup
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
-    assert ">cited</span>" in side
+    assert ">email cited</span>" in side
+
+
+@needs_chromium
+def test_two_benchmarks_are_shown_as_one_with_both_and_three_in_a_table(tmp_path: Path, trajectory: Trajectory) -> None:
+    home = tmp_path / "benchmarks"
+    for name, right, checkpoint in (("b", 1, None), ("a", 11, "/runs/ann/outputs/grpo/best_model")):
+        write_benchmark(home / name, trajectory, {checkpoint or "small": (right, checkpoint)}, asked=12)
+    assert place_of(home) == place_of_several([home / "a", home / "b"])  # the untrained one first
+    markup = shown(written(home), tmp_path / "profile")
+    assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup) and ">95% interval" in markup
+    assert '<span class="was">8.3%</span>' in markup and "Correct only in the benchmark of small" in markup
+    write_benchmark(home / "c", trajectory, {"other": (2, None)}, asked=12)
+    assert place_of(home).runs == (home / "a", home / "b", home / "c")
+    markup = shown(written(home), tmp_path / "profile")
+    assert "8.3%" in markup and "91.7%" in markup and "<h2>Curves" not in markup and "[null]" not in markup
+    (home / "b" / "conditions.json").write_text('{"questions": "others"}')
+    assert place_of_several([home / "a", home / "b"]).pair is None
 
 
 def test_a_benchmark_is_found_by_the_weights_that_it_measured(tmp_path: Path, trajectory: Trajectory) -> None:
@@ -268,7 +286,7 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     assert [tile[3:5] for tile in tiles] == [["0.0001", "50.0%"], ["0.001", "37.5%"]]
     assert "mean of 2 runs: 50.0%, 25.0%" in markup
     with pytest.raises(UsageError, match="holds no metrics"):
-        PageData(runs_record([tmp_path / "slow", tmp_path]))
+        place_of_several([tmp_path / "slow", tmp_path])
 
 
 @needs_chromium

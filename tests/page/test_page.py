@@ -57,6 +57,10 @@ def test_a_run_holds_its_files_in_the_order_of_the_steps(run_dir: Path) -> None:
     assert [row["advantage"] for row in data.rows] == [None, None, None, -0.75, None, None, None, None]
     assert [each["id"] for each in data.details()] == [row["id"] for row in data.rows]
     assert place_of(run_dir.parent).root == place_of(run_dir / "trajectories").root == run_dir
+    newer = run_dir.parent / "benchmarks" / "after" / "trajectories" / "00-nano.jsonl"
+    newer.parent.mkdir(parents=True)
+    newer.write_bytes(place_of(run_dir).files[0].read_bytes())
+    assert place_of(run_dir.parent).root == run_dir  # while its test is being played too
     labels = [file["label"] for file in data.run["files"]]
     assert labels[1] == "training step 1" and labels[3] == "evaluation at step 10"
 
