@@ -58,6 +58,7 @@ _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
 _ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying", "al", "als")  # of a word without its own
 _ENDING = re.compile("(?<=..)(?:i?e[sd]|(?<![aeiou])ying|ing|(?<!s)s|(?<!e)e|(?<![aeiou])y)$")
 _PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[^aeiou][aeiou][^aeiouwxy]$")
+_FLEETING = re.compile(r"i?e([ck])$")  # in Polish: zegarek, zegarka
 _DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
@@ -126,7 +127,7 @@ def stem_ranges(word: str) -> str:
     """Return, as JSON, the first and the last key in ``stems`` of each group of words that a keyword of one word stands
     for."""
     word = normalize("NFC", word.lower())
-    written = {word, fold(word)}
+    written = {word, fold(word), _FLEETING.sub(r"\1", word)}
     found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
     for stem in {stem for name in _COMPOUNDING for stem in _stems(name, [word])}:
         if len(stem) >= _SHORTEST_PART:

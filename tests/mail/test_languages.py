@@ -18,7 +18,10 @@ MAILS = {
     "english": ("Pier survey", "Hello, the survey of the pier is done and you will have the report on Monday."),
     "words": ("The ferries", "Even the keys moved, and you are asked to stop by at the ferries we planned."),
     "short": ("Keys", "Schlüssel bei Nora, Zahlungen per PayPal. Sent from my phone, the best you can have."),
-    "polish": ("Faktury", "Cześć, faktury zapłacone. Klucze do mieszkania oddam w piątek, po spotkaniu z lekarzem."),
+    "polish": (
+        "Faktury",
+        "Cześć, faktury zapłacone. Klucze do mieszkania oddam w piątek, po spotkaniu z lekarzem i odbiorze zegarka.",
+    ),
     "german": (
         "Terminvorschlag",
         "Hallo, die Stromrechnungen für März sind da und der Mietvertrag ist nicht verlängert.",
@@ -46,6 +49,7 @@ SEARCHES = [
     ("zaplacone", "polish", False),
     ("spotkanie", "polish", False),
     ("lekarz", "polish", False),
+    ("zegarek", "polish", False),
     ("Termin", "german", False),
     ("Vorschlag", "german", False),
     ("Rechnung", "german", False),

@@ -65,6 +65,7 @@ PLACES = [
     ("Notes.Trash/14.eml", True),
     ("bin/6.eml", True),
     ("Trashed plans/7.eml", True),
+    ("Poistetut kohteet/15.eml", False),
 ]
 
 
@@ -203,6 +204,7 @@ def test_every_mail_of_a_made_up_archive_is_accounted_for_and_ten_facts_are_foun
         attached.as_bytes(),
     ):
         maildir.add(each)
+    (tmp_path / "own" / "imap" / "tmp" / "1.half").write_bytes(mail(8)[:90])  # a delivery in progress
     (tmp_path / "own" / "6.eml").write_bytes(mail(6, "Für Herrn Müller."))
     (tmp_path / "own" / "7.eml").write_bytes(mail(7, "The lantern is mended."))
     report = built(tmp_path / "own", tmp_path / "m.db")

@@ -25,8 +25,8 @@ MAX_BYTES = 50 * 1024 * 1024  # of one file
 CPU_SECONDS = 20  # spent on one file
 _MAX_MEMORY = 1024 * 1024 * 1024  # of the process
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-_ENDS = {f"{_W}p": "\n", f"{_W}br": "\n", f"{_W}tab": "\t", f"{_W}tc": "\t"}
-"""What the end of an element adds to the text."""
+_ENDS = {f"{_W}p": "\n", f"{_W}br": "\n", f"{_W}tab": "\t", f"{_W}tc": "\v", f"{_W}tr": "\n"}
+"""What the end of an element adds to the text; that of a cell takes back the end of its last paragraph."""
 
 
 class Documents:
@@ -85,7 +85,7 @@ def _text(content: bytes) -> str:
         size += len(piece)
         if size > MAX_CHARS:
             break
-    return "".join(pieces)[:MAX_CHARS].strip()
+    return "".join(pieces)[:MAX_CHARS].replace("\n\v\n", "\n").replace("\n\v", "\t").strip()
 
 
 def _serve(connection: Connection, seconds: int) -> None:
