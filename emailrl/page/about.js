@@ -2,14 +2,15 @@
 
 function about() {
   const { run } = data;
-  const identity = { ...run.run, lora: run.run.lora && JSON.stringify(run.run.lora) };
+  const lora = run.run.lora && Object.entries(run.run.lora).map(([name, value]) => `${plain(name)} ${[value].flat().join(" ")}`).join(", ");
+  const identity = { ...run.run, lora };
   const groups = Object.entries(run.settings).map(([name, values]) => el("div.card", {}, outside(name, "h3"), pairTable(values)));
   return el("div.overview", {}, heading(), leftOut(),
     el("div.two", {},
-      section("Run", null, pairTable(identity)),
+      Object.values(identity).some(Boolean) && section("Run", null, pairTable(identity)),
       section("Versions", null, pairTable({ "page made by emailrl": run.made.emailrl, at: run.made.at, ...run.versions }))),
-    section("Files", null, fileTable()),
-    groups.length ? section("Settings", "Secrets are never recorded.", el("div.cards", {}, groups)) : null);
+    groups.length ? section("Settings", "Secrets are never recorded.", el("div.cards", {}, groups)) : null,
+    section("Files", null, fileTable()));
 }
 
 function fileTable() {

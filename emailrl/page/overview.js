@@ -108,7 +108,7 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div.tile", {}, el("dt", { text: name }), el("dd", {}, el("span.value", { text: value }), note ? outside(note, "span.under", {}) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
-  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights in or beside its folder: move it along, or run emailrl benchmark");
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights in or beside its folder yet: emailrl benchmark makes one");
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);
@@ -121,7 +121,7 @@ function heroFacts() {
     change("Cited right emails", "sources_correct", percent);
     change("Turns", "num_turns", (value) => number(value, 1));
     change("Tokens of a conversation", "tokens", (value) => number(value, 0));
-    change("Seconds", "latency_seconds", (value) => number(value, 1));
+    change("Seconds of an answer", "latency_seconds", (value) => number(value, 1), "mean, while others are played too");
     change("US dollars", "cost", number, "of all answers");
   } else if (!steps.length && data.rows.length) add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
   const losses = steps.filter((step) => Number.isFinite(step.loss));
