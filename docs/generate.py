@@ -48,7 +48,7 @@ Values are looked up in this order: command-line flag, environment variable, `.e
   (`max_steps = 20`); aliases work in lower case. Relative paths are relative to the file's directory. Unknown keys are
   errors.
 - **Trust**: if `.env` or `emailrl.toml` sets servers, keys, code, or paths outside the folder, the folder must be
-  trusted once (`emailrl trust`, docs/reference/security.md).
+  trusted once (`emailrl trust`; [why](security.md)).
 - **Needs**: a setting without what it needs is an error or, if nothing else depends on it, a note in the run's header.
 - **Secrets** (marked below) never appear in logs, metadata or error messages.
 """

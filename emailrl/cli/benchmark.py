@@ -241,13 +241,12 @@ def _titles(report: Report) -> dict[str, str]:
 
 
 def _in_words(pair: dict[str, Any], titles: dict[str, str]) -> str:
-    low, high = pair["difference_low"], pair["difference_high"]
-    interval = "" if low is None else f" (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
+    by, low, high = pair["difference"], pair["difference_low"], pair["difference_high"]  # of the second
+    interval = "" if low is None else f" (95% interval {0 - 100 * high:+.1f} to {0 - 100 * low:+.1f})"
     return (
-        f"{titles[pair['first']]} against {titles[pair['second']]}: the first is better on {pair['better_first']}, "
-        f"the second on {pair['better_second']} of {pair['num_questions']} questions, which is "
-        f"{100 * pair['difference']:+.1f} points of accuracy for the second{interval}; "
-        f"p = {pair['p_value']:.3g} in an exact paired test over {counted(pair['num_units'], pair['unit'])}"
+        f"{titles[pair['first']]} against {titles[pair['second']]}: {0 - 100 * by:+.1f} points of accuracy"
+        f"{interval}; better on {pair['better_first']}, worse on {pair['better_second']} of {pair['num_questions']} "
+        f"questions; p = {pair['p_value']:.3g} in an exact paired test over {counted(pair['num_units'], pair['unit'])}"
     )
 
 

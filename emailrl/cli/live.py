@@ -102,6 +102,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
     def end(self) -> None:
         """Stop the display and leave its last state on the terminal, then print the results."""
         if self._live is not None:
+            self._ends = 0.0
             self.phase("")
             self._live.stop()
             self._live = None

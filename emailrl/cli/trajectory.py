@@ -115,7 +115,7 @@ def _turns(trajectory: Trajectory, verbose: bool) -> Iterator[RenderableType]:
             if "turn" in item:
                 facts += [f"{item['tokens']} tokens"] * bool(item["tokens"])
                 facts += [f"{item['seconds']:.2f} s", f"finish {plain_line(item['finish'])}"]
-            yield Rule(Text(" · ".join(facts)), align="left", style="blue")
+            yield Rule(Text(" · ".join(facts)), align="left", style="cyan")
             if said := item["said"]:
                 yield _labelled("assistant", said, "")
             yield from (_call(call["name"], call["arguments"] or {}) for call in item["calls"])

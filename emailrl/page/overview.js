@@ -116,14 +116,14 @@ function heroFacts() {
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward)} → ${number(evaluations.at(-1).reward)}`, "mean, first to last");
   else if (pair && !evaluations.length) {
-    const change = (name, field, show, note = "mean of a question") => typeof pair.after[field] === "number" && add(name, [pair.before, pair.after].filter(Boolean).map((each) => show(each[field])).join(" → "), note);
+    const change = (name, field, show, note = "mean per question") => typeof pair.after[field] === "number" && add(name, [pair.before, pair.after].filter(Boolean).map((each) => show(each[field])).join(" → "), note);
     change("Reward", "reward", number);
     change("Cited right emails", "sources_correct", percent);
     change("Turns", "num_turns", (value) => number(value, 1));
     change("Tokens of a conversation", "tokens", (value) => number(value, 0));
     change("Seconds of an answer", "latency_seconds", (value) => number(value, 1), "mean, while others are played too");
     change("US dollars", "cost", number, "of all answers");
-  } else if (!steps.length && data.rows.length) add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
+  } else if (!steps.length && data.rows.length && status?.state !== "running") add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
   const losses = steps.filter((step) => Number.isFinite(step.loss));
   if (!evaluations.length && losses.length) add("Loss", losses.length > 1 ? `${number(losses[0].loss)} → ${number(losses.at(-1).loss)}` : number(losses[0].loss), `first to last of ${plural(steps.length, "step")}`);
   const validated = steps.filter((step) => Number.isFinite(step.val_loss));
@@ -237,7 +237,11 @@ function numbersTable(label, names, rows) {
   return scroller(label, el("table.numbers.stacked", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
-const comparison = (each) => brief(`${each.first} against ${each.second}: the first is better on ${each.better_first}, the second on ${each.better_second} of ${plural(each.num_questions, "question")}; ${difference(each)}`, "p.note");
+const comparison = (each) => {
+  const [by, low, high] = [each.difference, each.difference_high, each.difference_low].map((value) => (value === null ? null : 0 - value));
+  const told = difference({ ...each, difference: by, difference_low: low, difference_high: high });
+  return brief(`${each.first} against ${each.second}: ${told}; better on ${each.better_first}, worse on ${each.better_second} of ${plural(each.num_questions, "question")}`, "p.note");
+};
 
 function resultTable() {
   const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
@@ -276,7 +280,7 @@ const IN_TIME = { fixed: "Wrong before, correct after", broken: "Correct before,
 const MOST_QUESTIONS = 8;
 
 const inTime = () => Boolean(data.run.run.run_id || data.run.evaluations.length);
-const changeTitles = (before, after) => (inTime() ? IN_TIME : { fixed: `Correct only in the ${plain(short(after.label))}`, broken: `Correct only in the ${plain(short(before.label))}`, same: "Wrong in both" });
+const changeTitles = (before, after) => (inTime() ? IN_TIME : { fixed: `Correct in the ${plain(short(after.label))} alone`, broken: `Correct in the ${plain(short(before.label))} alone`, same: "Wrong in both" });
 
 // Questions of the first evaluation against the same ones of the last, or of one benchmark against another.
 function changes() {
@@ -298,7 +302,7 @@ function changes() {
 
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
-  if (!held.length) return section("Trajectories", null, el("p.note", { text: data.run.status?.state === "running" ? "The first ones stand here once they are scored." : "This run kept no trajectories, only metrics." }));
+  if (!held.length) return section("Rewards", null, el("p.note", { text: data.run.status?.state === "running" ? "The first ones stand here once they are scored." : "This run kept no trajectories, only metrics." }));
   const last = held.findLast((file) => file.source === "step");
   const shown = [...compared(), last].filter(Boolean).map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
   const all = shown.flatMap(({ rows }) => rows);

@@ -257,7 +257,11 @@ def run_record(place: Place, files: list[Record]) -> Record:
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
     # The settings of a benchmark or rollout are its conditions.
     beside = [folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
-    conditions: Record = next(({"conditions": found} for found in map(read_object, beside) if found), {})
+    found = next(filter(None, map(read_object, beside)), {})
+    groups = {name: value for name, value in found.items() if isinstance(value, dict)}
+    conditions: Record = (
+        {"conditions": {name: found[name] for name in found if name not in groups}, **groups} if found else {}
+    )
     at = below if (below := place.root / "trajectories").is_dir() else place.root
     named = sorted(at.glob("*.jsonl")) if place.kind == "run" else []
     not_files = [f"{each.name} is {instead}" for each in named if (instead := not_a_file(each))]

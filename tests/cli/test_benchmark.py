@@ -41,7 +41,7 @@ def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
 def test_models_side_by_side(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench", "--all")
     assert code == 0 and "Test split, greedy, at most 2 turns" in out
-    assert "best_model against model: the first is better on 0, the second on 0 of 4 questions" in " ".join(out.split())
+    assert "best_model against model: +0.0 points of accuracy" in " ".join(out.split())
     assert "p = 1 in an exact paired test over 4 questions" in " ".join(out.split())
     for row in ("accuracy", "95% interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
         assert row in out
@@ -74,7 +74,7 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     assert code == 0 and str(here) not in out.partition("results:")[0]
     assert out.startswith("=== Benchmark Results ===\nTest split")
     verdict, table = re.split(r"paired\s+test", out.split("turns\n", 1)[1], maxsplit=1)
-    assert verdict.startswith("outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: the first")
+    assert verdict.startswith("outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: +0.0 points")
     assert re.search(r"outputs/grpo_masked/ +outputs/grpo_masked-2/ *\n +best_model +best_model *\n", table)
     records = json.loads(emailrl(*arguments, "--json")[1])
     assert [record["model"] for record in records] == list(map(str, runs))

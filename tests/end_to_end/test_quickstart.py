@@ -19,6 +19,7 @@ from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.demo import demo_questions
 from emailrl.model.resolve import resolve_model
 from emailrl.records.trajectory import Message
+from emailrl.settings import AgentSettings
 
 NANO = Path(resolve_model("nano"))
 
@@ -37,7 +38,7 @@ def test_nano_reads_todays_prompt_in_few_tokens() -> None:
 
     scenario = demo_questions(42)[0]
     renderer = ChatRenderer(AutoTokenizer.from_pretrained(NANO), tool_schemas())
-    messages = [Message("system", prompts(scenario, 6)[0]), Message("user", scenario.question)]
+    messages = [Message("system", prompts(scenario, AgentSettings(max_turns=6))[0]), Message("user", scenario.question)]
     assert len(renderer.start(messages).ids) <= 70
 
 

@@ -198,8 +198,8 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     markup = shown(target, tmp_path / "profile")
     assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup)
     assert '<span class="was">8.3%</span>' in markup and '<span class="is">91.7%</span>' in markup
-    assert 'Correct only in the benchmark of grpo/best_model <span class="count">10</span>' in markup
-    assert 'Correct only in the benchmark of small <span class="count">0</span>' in markup
+    assert 'Correct in the benchmark of grpo/best_model alone <span class="count">10</span>' in markup
+    assert 'Correct in the benchmark of small alone <span class="count">0</span>' in markup
     assert 'Wrong in both <span class="count">1</span>' in markup
     # Ten of twelve differ, all in one direction: 2 / 2^10; and 10 ± 2.201 √(12² / 11 · 10/12 · 2/12) of 12.
     assert "+83.3 points (95% interval +58.6 to +100), p = 0.002 in an exact paired test over 12 questions" in markup
@@ -216,7 +216,7 @@ def test_two_benchmarks_are_shown_as_one_with_both_and_three_in_a_table(tmp_path
     assert place_of(home) == place_of_several([home / "a", home / "b"])  # the untrained one first
     markup = shown(written(home), tmp_path / "profile")
     assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup) and ">95% interval" in markup
-    assert '<span class="was">8.3%</span>' in markup and "Correct only in the benchmark of small" in markup
+    assert '<span class="was">8.3%</span>' in markup and "Correct in the benchmark of small alone" in markup
     write_benchmark(home / "c", trajectory, {"other": (2, None)}, asked=12)
     assert place_of(home).runs == (home / "a", home / "b", home / "c")
     markup = shown(written(home), tmp_path / "profile")
