@@ -299,7 +299,9 @@ class Mailbox:
             others = (each for form in spelled for each in phrases(form, self._foreign_forms))
             own = {*map(fold, map(str.lower, spelled))}
             more = dict.fromkeys([*phrases(keyword, english_forms), *others])
-            forms = [*spelled, *(form for form in more if form not in own)]
+            numbers = (each.search(keyword) for each in _PHONES) if keyword.lstrip("+").isdecimal() else ()
+            grouped = (" ".join(number.groups()) for number in numbers if number)
+            forms = [*spelled, *grouped, *(form for form in more if form not in own)]
             if len(known) >= _MOST_MEANINGS:
                 known.clear()
             known[keyword] = f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})", forms
@@ -415,6 +417,7 @@ _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
 _MOST_MEANINGS = 1000  # of keywords kept for a file
+_PHONES = [*map(re.compile, ("(...)(...)(....)$", "(...)(...)(...)$", "(..)(..)(..)(..)$"))]  # how their ends are written
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
 _NAMED = (

@@ -154,6 +154,25 @@ def test_headers_tell_what_machines_send(headers: str, kind: str) -> None:
     assert isinstance(nobody, RawEmail) and nobody.machine == "notification"
 
 
+@pytest.mark.parametrize(
+    ("keyword", "numbers"),
+    [
+        ("+48601482337", [1]),
+        ("0048601482337", [1]),
+        ("0612345678", [2]),
+        ("+33612345678", [2]),
+        ("7135550142", [2]),
+        ("601482338", []),
+        ("55555555", []),
+    ],
+)
+def test_a_number_without_spaces_finds_its_groups(tmp_path: Path, keyword: str, numbers: list[int]) -> None:
+    bodies = ["Call (+48) 601-482-337.", "06 12 34 56 78 or 713-555-0142."]
+    (tmp_path / "m.mbox").write_bytes(mbox(*(written(at, "P", "call", body) for at, body in enumerate(bodies, 1))))
+    build_database(open_source(tmp_path / "m.mbox"), tmp_path / "m.db", workers=0)
+    assert found(tmp_path / "m.db", ME, keyword) == [f"<{number}@x>" for number in numbers]
+
+
 def test_hostile_names_are_one_short_line_without_control(tmp_path: Path) -> None:
     evil = "=?utf-8?q?A=00=1B[31m=E2=80=AE_B=0A_=EE=80=80C?= " + "x" * 300
     raw = f'From: {evil} <a@x>\nTo: ann@x.org\nSubject: s\nContent-Disposition: attachment; filename="..\x1b/f"\n\nb'
