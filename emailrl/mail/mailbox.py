@@ -417,7 +417,7 @@ _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
 _MOST_MEANINGS = 1000  # of keywords kept for a file
-_PHONES = [*map(re.compile, ("(...)(...)(....)$", "(...)(...)(...)$", "(..)(..)(..)(..)$"))]  # how their ends are written
+_PHONES = [*map(re.compile, ("(...)(...)(....)$", "(...)(...)(...)$", "(..)(..)(..)(..)$"))]  # how they end
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
 _NAMED = (

@@ -167,7 +167,8 @@ function progress(run = data.run) {
   if (isSilent(run, 120, 3)) return { brief: "stalled", full: `Stalled at ${at}: nothing for ${duration(status.silent)}`, kind: "bad" };
   const isQuiet = isSilent(run, 30, 1);
   const left = status.end - status.at;
-  const parts = [when === "after" ? `after ${at}` : at, doing && (status.rollouts ? `${doing} ${status.done} of ${status.rollouts}` : doing), left > 0 && `about ${duration(left)} left`, isQuiet && `nothing new for ${duration(status.silent)}`];
+  const isLast = when === "after" && Number(step) === status.steps; // what follows is not counted
+  const parts = [step === "0" ? "before the first step" : when === "after" ? `after ${at}` : at, doing && (status.rollouts ? `${doing} ${status.done} of ${status.rollouts}` : doing), left > 0 && !isLast && `about ${duration(left)} left`, isQuiet && `nothing new for ${duration(status.silent)}`];
   return { state: "running", brief: status.steps ? `${step}/${status.steps}` : String(step), full: parts.filter(Boolean).join(" · "), kind: isQuiet ? "warn" : "" };
 }
 
