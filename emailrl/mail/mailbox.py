@@ -299,7 +299,8 @@ class Mailbox:
             others = (each for form in spelled for each in phrases(form, self._foreign_forms))
             own = {*map(fold, map(str.lower, spelled))}
             more = dict.fromkeys([*phrases(keyword, english_forms), *others])
-            numbers = (each.search(keyword) for each in _PHONES) if keyword.lstrip("+").isdecimal() else ()
+            is_number = keyword[1:].isdecimal() and len(keyword) < 18  # of a telephone, whose end is written in groups
+            numbers = (each.fullmatch(keyword) for each in _PHONES) if is_number else ()
             grouped = (" ".join(number.groups()) for number in numbers if number)
             forms = [*spelled, *grouped, *(form for form in more if form not in own)]
             if len(known) >= _MOST_MEANINGS:
@@ -417,7 +418,7 @@ _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
 _MOST_MEANINGS = 1000  # of keywords kept for a file
-_PHONES = [*map(re.compile, ("(...)(...)(....)$", "(...)(...)(...)$", "(..)(..)(..)(..)$"))]  # how they end
+_PHONES = [*map(re.compile, ("(?:[+0].*)?(...)(...)(....)", "(?:[+0].*)?(...)(...)(...)", "[+0].+(..)(..)(..)(..)"))]
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
 _NAMED = (

@@ -26,7 +26,7 @@ WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 def docx(*paragraphs: str, rows: str = "", member: str = "") -> bytes:
     text = "".join(f"<w:p><w:r><w:t>{each}</w:t></w:r></w:p>" for each in paragraphs)
     for row in filter(None, rows.split("|")):
-        cells = "".join(f"<w:tc><w:p><w:r><w:t>{each}</w:t></w:r></w:p></w:tc>" for each in row.split())
+        cells = "".join(f"<w:tc><w:p><w:r><w:t>{each}</w:t></w:r></w:p></w:tc>" for each in row.split(";"))
         text += f"<w:tr>{cells}</w:tr>"
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -73,7 +73,7 @@ FILES = [
         "text/calendar",
         b"BEGIN:VEVENT\r\nSUMMARY:Dentist\\, Dr Quill\r\nLOCATION:Harbour\r\n  Road 7\r\nEND:VEVENT",
     ),
-    ("offer.docx", OCTETS, docx("Our offer:", "Lantern &amp; Sons, 4711 pieces", rows="Rent 2700|Deposit 5400")),
+    ("offer.docx", OCTETS, docx("Our offer:", "Lantern &amp; Sons, 4711 pieces", rows="Rent;;2700|Deposit;5400;")),
     ("bill.pdf", "application/pdf", pdf("Invoice Zephyr 20993")),
 ]
 TEXTS = [
@@ -81,7 +81,7 @@ TEXTS = [
     "name;Betrag\nMüller;1250",
     "Wire to Kestrel",
     "Summary: Dentist, Dr Quill\nLocation: Harbour Road 7",
-    "Our offer:\nLantern & Sons, 4711 pieces\nRent\t2700\nDeposit\t5400",
+    "Our offer:\nLantern & Sons, 4711 pieces\nRent\t\t2700\nDeposit\t5400",
     "Invoice Zephyr 20993",
 ]
 

@@ -160,8 +160,9 @@ def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated:
         except OSError:
             yield Skipped("unreadable", os.path.relpath(folder, root))
             continue
-        unfinished = "tmp" if {"cur", "new"} <= {entry.name for entry in listed} else None  # deliveries to a Maildir
-        below = [Path(each.path) for each in listed if each.is_dir(follow_symlinks=False) and each.name != unfinished]
+        below = [Path(entry.path) for entry in listed if entry.is_dir(follow_symlinks=False)]
+        if {"cur", "new"} <= {each.name for each in below}:  # a Maildir, with unfinished deliveries in tmp
+            below = [each for each in below if each.name != "tmp"]
         for entry in listed:
             name = os.path.relpath(entry.path, root)
             if entry.is_file(follow_symlinks=False):

@@ -25,7 +25,7 @@ MAX_BYTES = 50 * 1024 * 1024  # of one file
 CPU_SECONDS = 20  # spent on one file
 _MAX_MEMORY = 1024 * 1024 * 1024  # of the process
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-_ENDS = {f"{_W}p": "\n", f"{_W}br": "\n", f"{_W}tab": "\t", f"{_W}tc": "\v", f"{_W}tr": "\n"}
+_ENDS = {f"{_W}p": "\n", f"{_W}br": "\n", f"{_W}tab": "\t", f"{_W}tc": "\v", f"{_W}tr": "\f"}
 """What the end of an element adds to the text; that of a cell takes back the end of its last paragraph."""
 
 
@@ -83,9 +83,9 @@ def _text(content: bytes) -> str:
     for piece in _pages(content) if PDF_START in content[:1024] else _runs(content):
         pieces.append(piece)
         size += len(piece)
-        if size > MAX_CHARS:
+        if size > 2 * MAX_CHARS:  # of which cells leave half at least
             break
-    return "".join(pieces)[:MAX_CHARS].replace("\n\v\n", "\n").replace("\n\v", "\t").strip()
+    return "".join(pieces).replace("\n\v\f", "\n").replace("\n\v", "\t").strip()[:MAX_CHARS]
 
 
 def _serve(connection: Connection, seconds: int) -> None:
