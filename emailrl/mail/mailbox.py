@@ -299,7 +299,7 @@ class Mailbox:
             others = (each for form in spelled for each in phrases(form, self._foreign_forms))
             own = {*map(fold, map(str.lower, spelled))}
             more = dict.fromkeys([*phrases(keyword, english_forms), *others])
-            is_number = keyword[1:].isdecimal() and len(keyword) < 18  # of a telephone, whose end is written in groups
+            is_number = keyword.removeprefix("+").isdecimal() and len(keyword) < 18  # of a telephone, in groups
             numbers = (each.fullmatch(keyword) for each in _PHONES) if is_number else ()
             grouped = (" ".join(number.groups()) for number in numbers if number)
             forms = [*spelled, *grouped, *(form for form in more if form not in own)]

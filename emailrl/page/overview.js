@@ -121,7 +121,7 @@ function heroFacts() {
     change("Cited right emails", "sources_correct", percent);
     change("Turns", "num_turns", (value) => number(value, 1));
     change("Tokens of a conversation", "tokens", (value) => number(value, 0));
-    change("Seconds of an answer", "latency_seconds", (value) => number(value, 1), "mean, while others are played too");
+    change("Seconds of an answer", "latency_seconds", (value) => number(value, 1), "mean; longer where many are played at once");
     change("US dollars", "cost", number, "of all answers");
   } else if (!steps.length && data.rows.length && status?.state !== "running") add("Reward", number(mean(data.rows.map((row) => row.reward))), "mean");
   const losses = steps.filter((step) => Number.isFinite(step.loss));
