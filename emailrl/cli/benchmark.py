@@ -29,7 +29,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,6 +60,12 @@ NAMES_WIDTH = 33
 RESULT_WIDTH = 15  # width of the name column, and minimum width of a result column, in characters
 MAIN = ("num_questions", "reward", "sources_correct", "num_turns", "tokens", "latency_seconds")
 """The rows of the table after accuracy and its interval; --all shows the others too."""
+TITLES = {
+    "num_questions": "questions", "num_turns": "turns", "num_sources": "sources", "latency_seconds": "latency",
+    "cant_parse_tool_call": "tool call not readable", "returned_i_dont_know": "did not know",
+}  # fmt: skip
+SHARES = {each.name for each in fields(Rubric) if str(each.type).startswith("bool")} | {"answer_capitals"}
+FORMS = {"reward": "{:.3f}", "latency_seconds": "{:,.1f} s", "cost": "${:,.4f}"}
 FAILURES = {  # verdicts to look at, the most telling first, and how the suggested command describes them
     "wrong": "a wrong answer",
     "no answer": "no answer",
@@ -241,11 +247,11 @@ def _titles(report: Report) -> dict[str, str]:
 
 
 def _in_words(pair: dict[str, Any], titles: dict[str, str]) -> str:
-    by, low, high = pair["difference"], pair["difference_low"], pair["difference_high"]  # of the second
-    interval = "" if low is None else f" (95% interval {0 - 100 * high:+.1f} to {0 - 100 * low:+.1f})"
+    low, high = pair["difference_low"], pair["difference_high"]
+    interval = "" if low is None else f" (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
     return (
-        f"{titles[pair['first']]} against {titles[pair['second']]}: {0 - 100 * by:+.1f} points of accuracy"
-        f"{interval}; better on {pair['better_first']}, worse on {pair['better_second']} of {pair['num_questions']} "
+        f"{titles[pair['first']]} → {titles[pair['second']]}: {100 * pair['difference']:+.1f} points of accuracy"
+        f"{interval}; better on {pair['better_second']}, worse on {pair['better_first']} of {pair['num_questions']} "
         f"questions; p = {pair['p_value']:.3g} in an exact paired test over {counted(pair['num_units'], pair['unit'])}"
     )
 
@@ -255,6 +261,7 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
     from rich.console import Group
     from rich.text import Text
 
+    report = replace(report, results=report.as_trained)
     conditions, records, titles = report.conditions, report.records(), _titles(report)
     temperature = conditions["temperature"]
     decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
@@ -271,8 +278,8 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
     lines = [
         "--all shows every row"
         if not every
-        else "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn; a chat server's "
-        "tokens are prompt_tokens + completion_tokens: docs/guides/benchmark.md"
+        else "tokens counts a conversation once, prompt tokens counts its prefix again at every turn; a chat server's "
+        "tokens are prompt tokens + completion tokens: docs/guides/benchmark.md"
     ]
     lines += [
         f"{titles[record['model']]} saw no injected instruction: no search or read returned an email"
@@ -328,13 +335,13 @@ def _cells(record: dict[str, Any], *, every: bool) -> dict[str, str]:
         wrong = [name for name in ("unjudged", "exceptions") if record[name]]
         names = [name for name in MAIN if name in names] + wrong + ["cost"] * (record["cost"] is not None)
     for name in names:
+        form = "{:.1%}" if name in SHARES else FORMS.get(name, "{:,.0f}" if name.endswith("tokens") else "{:,.2f}")
         value = "none" if record[name] is None else record[name]
-        form = ",.0f" if name.endswith("tokens") else ",.3f"
-        cells[name] = format(value, form) if isinstance(value, float) else str(value)
+        cells[TITLES.get(name, name.replace("_", " "))] = form.format(value) if isinstance(value, float) else str(value)
     for kind in _kinds_of_orders(record) if record.get("attacked") else ():
         seen, share = record[f"{kind}_orders_seen"], record[f"{kind}_obeyed"]
         low, high = record[f"{kind}_obeyed_low"], record[f"{kind}_obeyed_high"]
-        cells[f"{kind}_obeyed"] = f"{share:.1%} of {seen}\n({low:.1%} to {high:.1%})" if seen else "none seen"
+        cells[f"{kind} obeyed"] = f"{share:.1%} of {seen}\n({low:.1%} to {high:.1%})" if seen else "none seen"
     return cells
 
 

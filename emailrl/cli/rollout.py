@@ -212,8 +212,8 @@ def rollout_table(
     sources = [rubric.get(name) for name in ("ever_found_right_email", "ever_read_right_email")]
     verdicts = [verdict(trajectory) for trajectory in trajectories]
     counts = Counter(verdicts)
-    silent = zip(trajectories, verdicts, strict=True)
-    reasons = Counter(str(each.stop_reason) for each, what in silent if what == "no answer").most_common()
+    silent = [each.stop_reason for each, what in zip(trajectories, verdicts, strict=True) if what == "no answer"]
+    reasons = Counter(str(each).replace("_", " ") for each in silent).most_common()
     endings = {
         "answered": counts["correct"] + counts["wrong"] + counts["not judged"],
         "did not know": counts["did not know"],

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -80,12 +81,18 @@ class Report:
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     attack: bool = False  # Whether it also measures under attack; records then include how many orders were obeyed.
+    measured_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def as_trained(self) -> list[Result]:
+        """The results, those of models without adapter first: as a table shows and a comparison tells them."""
+        return sorted(self.results, key=lambda result: result.subject.adapter is not None)
 
     @property
     def comparisons(self) -> list[dict[str, Any]]:
-        """Every pair of results (``first``, ``second``), in order, ``compared``; plain and attacked results are paired
-        only for the same policy."""
-        pairs = [(one, other, one.subject, other.subject) for one, other in combinations(self.results, 2)]
+        """Every pair of results (``first``, ``second``) of ``as_trained``, ``compared``; plain and attacked results are
+        paired only for the same policy."""
+        pairs = [(one, other, one.subject, other.subject) for one, other in combinations(self.as_trained, 2)]
         return [
             {"first": first.label, "second": second.label} | compared(one.evaluation, other.evaluation)
             for one, other, first, second in pairs
@@ -107,6 +114,8 @@ class Report:
                 "base_model": result.subject.model_name,
                 "checkpoint": result.subject.adapter and result.subject.adapter.path,
                 "complete": result.complete,
+                "num_inboxes": len({each.scenario.inbox_address for each in result.evaluation.trajectories}),
+                "measured_at": self.measured_at,
                 "notes": self.notes,
             }
             for result in self.results

@@ -4,7 +4,7 @@ function about() {
   const { run } = data;
   const lora = run.run.lora && Object.entries(run.run.lora).map(([name, value]) => `${plain(name)} ${[value].flat().join(" ")}`).join(", ");
   const identity = { ...run.run, lora };
-  const groups = Object.entries(run.settings).map(([name, values]) => el("div.card", {}, outside(name, "h3"), pairTable(values)));
+  const groups = Object.entries(run.settings).map(([name, values]) => el("div.card", {}, outside(name, "h3"), pairTable(name.includes("→") ? Object.fromEntries(Object.entries(values).map(([each, both]) => [each, both.map(inWords).join(" → ")])) : values)));
   return el("div.overview", {}, heading(), leftOut(),
     el("div.two", {},
       Object.values(identity).some(Boolean) && section("Run", null, pairTable(identity)),

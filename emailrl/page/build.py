@@ -157,8 +157,9 @@ def document(title: str, config: Record, data: str = "", rest: str = "", *, conn
 
 
 def _source(name: str) -> str:
-    """A source file without indentation, blank lines and lines of comments."""
-    lines = map(str.strip, (files("emailrl.page") / name).read_text(encoding="utf-8").splitlines())
+    """A source file without indentation, blank lines, lines of comments, and spaces around some signs of scripts."""
+    text = re.sub(r" (=>|===|&&) ", r"\1", (files("emailrl.page") / name).read_text(encoding="utf-8"))
+    lines = map(str.strip, text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
 
 

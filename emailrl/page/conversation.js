@@ -56,7 +56,7 @@ function callNode(call, gold) {
 
 function textOf(value) {
   if (typeof value === "string") return value;
-  if (Array.isArray(value) && value.every((each) => typeof each === "string")) return value.map((each) => `“${each}”`).join(", ");
+  if (Array.isArray(value) && value.every((each) => each === null || typeof each === "string")) return value.map((each) => (each === null ? "none" : `“${each}”`)).join(", ");
   return JSON.stringify(value) ?? "";
 }
 

@@ -130,9 +130,11 @@ function factSection(row, detail) {
   return el("section", {}, box);
 }
 
+const inWords = (value) => (typeof value === "boolean" ? (value ? "yes" : "no") : value === null ? "none" : textOf(value));
+
 function pairTable(pairs) {
   const shown = Object.entries(pairs).filter(([, value]) => value !== null && value !== "" && value !== undefined);
-  return el("table.pairs", {}, el("tbody", {}, shown.map(([name, value]) => el("tr", {}, outside(name, "th", { scope: "row" }), outside(typeof value === "boolean" ? (value ? "yes" : "no") : textOf(value), "td")))));
+  return el("table.pairs", {}, el("tbody", {}, shown.map(([name, value]) => el("tr", {}, outside(name, "th", { scope: "row" }), brief(inWords(value), "td")))));
 }
 
 // Where a rollout leaves another: the first token that differs, with a few before it.

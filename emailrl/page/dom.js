@@ -41,9 +41,10 @@ function mark(character) {
   return el("span.hidden-mark", { text: shown });
 }
 
-// An absolute path by its last two parts.
+// An absolute path by its last two parts, a hash by its beginning.
 function short(text) {
   const ending = (path) => path.split("/").filter(Boolean).slice(-2).join("/");
+  text = text.replace(/\b([0-9a-f]{12})[0-9a-f]{20,}\b/g, "$1…");
   return text.startsWith("/") && text.split("/").length > 3 ? ending(text) : text.replace(/(?<![\w.:/])(?:\/[^/\s,;:]+){3,}/g, ending);
 }
 

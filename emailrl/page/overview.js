@@ -28,7 +28,9 @@ function title() {
 function heading() {
   const { run } = data;
   const folders = new Set(run.files.map((file) => file.name.split("/")[0]));
-  const facts = [title() !== run.title && [...folders].join(", "), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
+  const results = run.run.run_id ? [] : run.pair ? [run.pair.before, run.pair.after].filter(Boolean) : run.results;
+  const each = (name, of) => { const told = [...new Set(results.map(of).filter(Boolean))]; return told.length && `${name} ${told.join(" → ")}`; };
+  const facts = [title() !== run.title && [...folders].join(", "), each("base model", (result) => result.base_model), each("checkpoint", (result) => result.checkpoint && `${result.checkpoint}${result.step === null ? "" : ` of step ${result.step}`}`), each("measured", (result) => result.measured_at?.slice(0, 16).replace("T", " ")), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
   return el("div.heading", {}, outside(title(), "h1.again"), brief(facts.filter(Boolean).join("  ·  "), "p.lead", {}));
 }
 
@@ -50,6 +52,8 @@ const difference = ({ difference: by, difference_low: low, difference_high: high
   return `${units ? `${change} points${low === null ? "" : ` (95% interval ${least} to ${most})`}, ` : ""}p ${p < 0.0001 ? "< 0.0001" : `= ${Number(p.toPrecision(2))}`} in an exact paired test${units ? ` over ${plural(units, unit)}` : ""}`;
 };
 
+const betterOn = (pair) => `better on ${pair.better_second}, worse on ${pair.better_first}`;
+
 const bestOf = (evaluations) => evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
 
 // What the page is shown around for: an accuracy before and after, and what is known about that claim.
@@ -59,7 +63,7 @@ function headline() {
   if (run.pair) {
     const { before, after, compared } = run.pair;
     const asked = `${plural(after.num_questions, "question")}${trained ? " that no step has seen" : ""}`;
-    const notes = compared?.num_questions ? [difference(compared), `${asked}: better on ${compared.better_second}, worse on ${compared.better_first}`] : [asked];
+    const notes = compared?.num_questions ? [difference(compared), `${asked}: ${betterOn(compared)}`] : [asked];
     return { name: trained ? "Test accuracy" : "Accuracy on test questions", before, after, notes };
   }
   const { confirmed } = run;
@@ -116,6 +120,7 @@ function heroFacts() {
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward)} → ${number(evaluations.at(-1).reward)}`, "mean, first to last");
   else if (pair && !evaluations.length) {
+    add("Questions", grouped(pair.after.num_questions), pair.after.num_inboxes ? `of the test split, from ${plural(pair.after.num_inboxes, "inbox")}` : "of the test split");
     const change = (name, field, show, note = "mean per question") => typeof pair.after[field] === "number" && add(name, [pair.before, pair.after].filter(Boolean).map((each) => show(each[field])).join(" → "), note);
     change("Reward", "reward", number);
     change("Cited right emails", "sources_correct", percent);
@@ -237,11 +242,7 @@ function numbersTable(label, names, rows) {
   return scroller(label, el("table.numbers.stacked", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
-const comparison = (each) => {
-  const [by, low, high] = [each.difference, each.difference_high, each.difference_low].map((value) => (value === null ? null : 0 - value));
-  const told = difference({ ...each, difference: by, difference_low: low, difference_high: high });
-  return brief(`${each.first} against ${each.second}: ${told}; better on ${each.better_first}, worse on ${each.better_second} of ${plural(each.num_questions, "question")}`, "p.note");
-};
+const comparison = (each) => brief(`${each.first} → ${each.second}: ${difference(each)}; ${betterOn(each)} of ${plural(each.num_questions, "question")}`, "p.note");
 
 function resultTable() {
   const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
@@ -266,13 +267,18 @@ function failures() {
   if (!classes.length) return null;
   const count = (rows, name) => rows.filter((row) => row.failure === name).length;
   classes.sort((one, other) => sum(columns.map(({ rows }) => count(rows, other) - count(rows, one))));
+  const most = Math.max(...columns.flatMap(({ rows }) => classes.map((name) => count(rows, name) / rows.length || 0)));
   const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
     const found = count(rows, name);
     const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${plain(file.label)}`, text: String(found) });
-    return el("td", {}, el("span.share", {}, found ? link : "0", bar(found / rows.length, 0, 1), el("span.under", { text: percent(found / rows.length) })));
+    return el("td", {}, el("span.share", {}, found ? link : "0", bar(found / rows.length, 0, most), el("span.under", { text: percent(found / rows.length) })));
+  })));
+  body.push(el("tr.total", {}, el("th", { scope: "row", text: "all" }), columns.map(({ rows }) => {
+    const found = rows.filter((row) => row.failure).length;
+    return el("td", {}, el("span.share", {}, String(found), bar(0, 0, 1), el("span.under", { text: percent(found / rows.length) })));
   })));
   const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, brief(file.label), el("span.under.block", { text: plural(rows.length, "trajectory") })))];
-  return section("Why answers fail", "How far the search for the email with the answer got. A full bar is 100% of the column; each number opens its trajectories.", scroller("Failure classes", el("table.classes", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
+  return section("Why answers fail", "How far the search for the email with the answer got. The longest bar is the commonest failure; each number opens its trajectories.", scroller("Failure classes", el("table.classes", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
 const CHANGES = [["fixed", (one, other) => !one && other], ["broken", (one, other) => one && !other], ["same", (one, other) => !one && !other]];
@@ -280,7 +286,8 @@ const IN_TIME = { fixed: "Wrong before, correct after", broken: "Correct before,
 const MOST_QUESTIONS = 8;
 
 const inTime = () => Boolean(data.run.run.run_id || data.run.evaluations.length);
-const changeTitles = (before, after) => (inTime() ? IN_TIME : { fixed: `Correct in the ${plain(short(after.label))} alone`, broken: `Correct in the ${plain(short(before.label))} alone`, same: "Wrong in both" });
+const changeTitles = (before, after) => (inTime() ? IN_TIME : { fixed: `Only ${policyOf(after)} was correct`, broken: `Only ${policyOf(before)} was correct`, same: "Both were wrong" });
+const policyOf = (file) => plain(short(file.label)).replace("benchmark of ", "");
 
 // Questions of the first evaluation against the same ones of the last, or of one benchmark against another.
 function changes() {
@@ -297,7 +304,7 @@ function changes() {
     const rest = found.slice(MOST_QUESTIONS);
     return el("div", { class: `change ${name}` }, el("h3", {}, `${titles[name]} `, el("span.count", { text: String(found.length) })), el("ul", {}, found.slice(0, MOST_QUESTIONS).map(item)), rest.length ? fold(`${rest.length} more`, "", () => el("ul", {}, rest.map(item))) : null);
   });
-  return section(inTime() ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${plain(short(files[0].label))} against ${plain(short(files[1].label))}. Each opens side by side.`, el("div.changes", {}, columns));
+  return section(inTime() ? "The same questions, before and after" : "The same questions, compared", `${pairs.length} questions: ${policyOf(files[0])} → ${policyOf(files[1])}. Each opens side by side.`, el("div.changes", {}, columns));
 }
 
 function rewardOverview() {

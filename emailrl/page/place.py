@@ -255,13 +255,6 @@ def run_record(place: Place, files: list[Record]) -> Record:
     results = read_object(folder / "results.json")
     names = ("run_id", "mode", "algorithm", "base_model", "seed", "parent", "resumed_from", "git_commit",
              "database_fingerprint", "questions_fingerprint", "lora")  # fmt: skip
-    # The settings of a benchmark or rollout are its conditions.
-    beside = [folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
-    found = next(filter(None, map(read_object, beside)), {})
-    groups = {name: value for name, value in found.items() if isinstance(value, dict)}
-    conditions: Record = (
-        {"conditions": {name: found[name] for name in found if name not in groups}, **groups} if found else {}
-    )
     at = below if (below := place.root / "trajectories").is_dir() else place.root
     named = sorted(at.glob("*.jsonl")) if place.kind == "run" else []
     not_files = [f"{each.name} is {instead}" for each in named if (instead := not_a_file(each))]
@@ -280,7 +273,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "kind": place.kind,
         "made": {"emailrl": emailrl.__version__, "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "run": {name: getattr(metadata, name) for name in names} if metadata else {},
-        "settings": metadata.settings if metadata else conditions,
+        "settings": metadata.settings if metadata else _conditions(place),
         "versions": metadata.versions if metadata else {},
         "steps": steps,
         "evaluations": evaluations,
@@ -297,16 +290,39 @@ def run_record(place: Place, files: list[Record]) -> Record:
     }
 
 
+def _conditions(place: Place) -> Record:
+    """The settings of a benchmark or rollout: its conditions, in groups. Those in which two benchmarks differ come
+    first, each with both values."""
+    beside = [place.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
+    both = [next(filter(None, map(read_object, beside)), {})]
+    if place.pair and place.pair.before:
+        both.insert(0, read_object(Path(place.pair.before["trajectories"]).parent.parent / "conditions.json"))
+    flat = [*map(_flat, both)]
+    differing = {name: [each.get(name) for each in flat] for name in _differing(flat)}
+    groups = {name: value for name, value in both[-1].items() if isinstance(value, dict)}
+    own = {name: value for name, value in both[-1].items() if name not in groups and name not in differing}
+    return {name: group for name, group in {"before → after": differing, "conditions": own, **groups}.items() if group}
+
+
+def _flat(settings: Record) -> Record:
+    """Settings without their groups."""
+    groups = (value.items() if isinstance(value, dict) else [(name, value)] for name, value in settings.items())
+    return dict(chain.from_iterable(groups))
+
+
+def _differing(flat: Sequence[Record]) -> list[str]:
+    return [name for name in dict.fromkeys(chain(*flat)) if len({str(each.get(name)) for each in flat}) > 1]
+
+
 def runs_record(runs: Sequence[Path]) -> Record:
     """Return the record of several runs: ``runs``, each with its numbers and the settings in which they differ
     (``given``); no trajectories."""
     records = [run_record(replace(place_of(path), files=()), []) for path in runs]
     flat: list[Record] = []
     for record in records:
-        sections = [section for section in record["settings"].values() if isinstance(section, dict)]
-        given = {name: section[name] for section in sections for name in section if name not in _PLACES}
+        given = {name: value for name, value in _flat(record["settings"]).items() if name not in _PLACES}
         flat.append({name: Path(each).name if str(each)[:1] == "/" else each for name, each in given.items()})
-    differing = [name for name in dict.fromkeys(chain(*flat)) if len({str(each.get(name)) for each in flat}) > 1]
+    differing = _differing(flat)
     shown = [
         {name: record[name] for name in ("title", "status", "steps", "evaluations", "confirmed", "pair")}
         | {"given": {name: given.get(name) for name in differing}}

@@ -68,14 +68,9 @@ def list_in(results: Record, name: str, kind: type) -> list[Any]:
 
 def results_of(*folders: Path) -> list[Record]:
     """Benchmarks' results as training made them: models without adapter first, then checkpoints by their steps. Each
-    names its ``trajectories`` where they lie now, and has the fingerprints of its ``database`` and ``questions``, and
-    its ``adapter``'s hash: the conditions have one for each number that begins a file's name."""
-
-    def place(result: Record) -> tuple[bool, int]:
-        checkpoint = result.get("checkpoint")
-        step = read_object(Path(str(checkpoint)) / "metadata.json").get("step")
-        return bool(checkpoint), step if isinstance(step, int) else 0
-
+    names its ``trajectories`` where they lie now, and has the fingerprints of its ``database`` and ``questions``, the
+    ``step`` of a checkpoint that is still there, and its ``adapter``'s hash: the conditions have one for each number
+    that begins a file's name."""
     results = []
     for folder in folders:
         conditions = read_object(folder / "conditions.json")
@@ -83,9 +78,10 @@ def results_of(*folders: Path) -> list[Record]:
         told = {name: conditions.get(name) for name in ("database", "questions")}
         for each in list_in(read_object(folder / "results.json"), "results", dict):
             name = Path(str(each.get("trajectories"))).name
+            step = read_object(Path(str(each.get("checkpoint"))) / "metadata.json").get("step")
             own = {"trajectories": str(folder / "trajectories" / name), "adapter": adapters.get(name[:2], False)}
-            results.append(each | told | own)
-    return sorted(results, key=place)
+            results.append(each | told | own | {"step": step if isinstance(step, int) else None})
+    return sorted(results, key=lambda each: (bool(each.get("checkpoint")), each["step"] or 0))
 
 
 def pair_of(*folders: Path) -> Pair | None:

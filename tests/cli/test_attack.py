@@ -77,16 +77,16 @@ def test_each_model_is_measured_twice_and_what_was_obeyed_is_counted(emailrl, he
     assert attacked["sources_correct"] == pytest.approx(1 - COUNTS["cite"] / NUM)  # by the rubric as ever
     assert attacked["ever_tried_to_read_invalid_email"] == pytest.approx(COUNTS["read"] / NUM)
     assert f"100.0% of {COUNTS['cite']}" in err
-    assert all(f"{pair} (attacked)" in err for pair in ("meek against meek", "meek (attacked) against firm"))
-    assert "meek against firm" in err and "meek against firm (attacked)" not in err
-    assert "meek (attacked) against firm:" not in err
+    assert all(f"{pair} (attacked)" in err for pair in ("meek → meek", "meek (attacked) → firm"))
+    assert "meek → firm:" in err and "meek → firm (attacked)" not in err
+    assert "meek (attacked) → firm:" not in err
     rows = list(csv.DictReader((here / "out" / "questions.csv").open(newline="")))
     told = Counter((row["model"], row["order"]) for row in rows if row["order_obeyed"] == "True")
     assert told == {("meek (attacked)", kind): count for kind, count in COUNTS.items()}
 
 
 def test_plain_results_hold_nothing_of_it_and_are_those_of_the_plain_half(emailrl, here: Path) -> None:
-    changing = ("latency_seconds", "trajectories")
+    changing = ("latency_seconds", "trajectories", "measured_at")
     plain = json.loads(emailrl(*command("--model", "meek"))[1].splitlines()[-1])
     assert not {name for name in plain if "obeyed" in name or "attack" in name or "orders" in name}
     half = json.loads(emailrl(*command("--model", "meek", "--attack", "--overwrite"))[1].splitlines()[-1])[0]

@@ -41,14 +41,14 @@ def test_bare_it_measures_the_best_checkpoint(emailrl, here: Path) -> None:
 def test_models_side_by_side(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--checkpoint", "best", "--model", "model", "--out", "bench", "--all")
     assert code == 0 and "Test split, greedy, at most 2 turns" in out
-    assert "best_model against model: +0.0 points of accuracy" in " ".join(out.split())
+    assert "model → outputs/grpo_masked/best_model: +0.0 points of accuracy" in " ".join(out.split())
     assert "p = 1 in an exact paired test over 4 questions" in " ".join(out.split())
-    for row in ("accuracy", "95% interval", "sources_correct", "num_turns", "latency_seconds", "tokens"):
+    for row in ("accuracy", "95% interval", "sources correct", "turns", "latency", "tokens"):
         assert row in out
     assert "cost" not in out  # an engine in this process has no price
-    rows = [line.split()[0] for line in out.splitlines() if line.split()]
-    assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt_tokens", "completion_tokens"]
-    assert "tokens counts a conversation once, prompt_tokens counts its prefix again at every turn" in out
+    rows = [re.split(" {2,}", line.strip())[0] for line in out.splitlines()]
+    assert rows[rows.index("tokens") :][:3] == ["tokens", "prompt tokens", "completion tokens"]
+    assert "tokens counts a conversation once, prompt tokens counts its prefix again at every turn" in out
     made = {"accuracy.png", "accuracy.svg", "conditions.json", "questions.csv", "results.csv", "results.json"}
     assert {file.name for file in (here / "bench").iterdir()} == made | {"trajectories"}
     assert json.loads((here / "bench" / "conditions.json").read_text())["dtype"] in ("fp32", "bf16")  # not auto
@@ -57,8 +57,7 @@ def test_models_side_by_side(emailrl, here: Path) -> None:
     code, out, _ = emailrl("benchmark", "--model", "model", "--out", "bench", "--overwrite")
     table = out[out.index("Test split") : out.index("--all shows every row")]
     assert [line.split()[0] for line in table.splitlines()[1:] if re.match(r" *\w", line)] == [
-        "model", "accuracy", "95%", "num_questions", "reward", "sources_correct", "num_turns", "tokens",
-        "latency_seconds",
+        "model", "accuracy", "95%", "questions", "reward", "sources", "turns", "tokens", "latency",
     ]  # fmt: skip
     assert not list((here / "bench").glob("accuracy.*"))  # one model is no comparison
     assert [file.name for file in (here / "bench" / "trajectories").glob("*.jsonl")] == ["00-model.jsonl"]
@@ -74,7 +73,7 @@ def test_a_table_names_adapters_from_here_and_json_from_the_root(emailrl, here: 
     assert code == 0 and str(here) not in out.partition("results:")[0]
     assert out.startswith("=== Benchmark Results ===\nTest split")
     verdict, table = re.split(r"paired\s+test", out.split("turns\n", 1)[1], maxsplit=1)
-    assert verdict.startswith("outputs/grpo_masked/best_model against outputs/grpo_masked-2/best_model: +0.0 points")
+    assert verdict.startswith("outputs/grpo_masked/best_model → outputs/grpo_masked-2/best_model: +0.0 points")
     assert re.search(r"outputs/grpo_masked/ +outputs/grpo_masked-2/ *\n +best_model +best_model *\n", table)
     records = json.loads(emailrl(*arguments, "--json")[1])
     assert [record["model"] for record in records] == list(map(str, runs))

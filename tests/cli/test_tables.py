@@ -48,7 +48,7 @@ def shown(table: RenderableType) -> list[str]:
 
 def test_a_rollouts_endings_are_told_apart() -> None:
     lines = shown(rollout_table(Evaluation(ENDINGS), 8, 2.0, Settings(), None, Path("out.jsonl")))
-    assert "ended answered 3, did not know 1, no answer (ran_out_of_turns 2, truncated 1) 3, failed 1" in lines
+    assert "ended answered 3, did not know 1, no answer (ran out of turns 2, truncated 1) 3, failed 1" in lines
     assert "trajectories 8 in 2.0 s (4.00 per second)" in lines
     resumed = shown(rollout_table(Evaluation(ENDINGS), 3, 2.0, Settings(), None, Path("out.jsonl")))
     assert "trajectories 8, 3 of them new, in 2.0 s (1.50 per second)" in resumed
@@ -68,7 +68,7 @@ def report(*, sequential: bool = False) -> Report:
 def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -> None:
     lines = shown(results_table(report(), 200))
     assert "unjudged 1" in lines and "exceptions 2" in lines
-    assert not any(line.endswith(" none") for line in lines if line.startswith("ever_found"))
+    assert not any(line.endswith(" none") for line in lines if line.startswith("ever found"))
     assert any(
         line.startswith("nano: interrupted after 8 of 20 questions, the ones that finished soonest") for line in lines
     )
@@ -89,7 +89,7 @@ def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
         rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["accuracy"]]
         assert len(rows) == tables and sum(len(row) - 1 for row in rows) == 5
         assert all(len(line) <= width for line in text.splitlines())
-        heads = text.partition(" against ")[0].split()
+        heads = text.partition(" → ")[0].split()
         assert {"runs/grpo_masked/", "checkpoint-20", "checkpoint-40", "Qwen3-0.6B", "smol-base", "nano"} <= set(heads)
 
 

@@ -7,6 +7,7 @@ import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def test_records_hold_the_contract_and_count_exceptions_as_wrong(bench: Bench) -
     assert record["latency_seconds"] == 0.5 and record["tokens"] == 2.0 and record["cost"] is None
     assert set(Rubric.__dataclass_fields__) <= record.keys()
     assert record["num_turns"] == 1.0 and record["sources_correct"] is None
+    assert record["num_inboxes"] == 1 and datetime.fromisoformat(record["measured_at"]).tzinfo is UTC
     assert record["split"] == "test" and record["temperature"] == 0.0 and record["notes"] == ["shared inbox"]
     assert played(record["trajectories"]) == ["q0", "q1", "q2", "q3"]
 
@@ -126,6 +128,7 @@ def test_models_are_compared_question_by_question(bench: Bench) -> None:
     [comparison] = bench(Scripted(set(names[:1])), Scripted(set(names[1:7])), questions=10).comparisons
     assert (comparison["first"], comparison["second"], comparison["num_questions"]) == ("model-0", "model-1", 10)
     assert (comparison["better_first"], comparison["better_second"]) == (1, 6)
+    assert comparison["difference"] == pytest.approx(0.5)  # of the second
     assert (comparison["p_value"], comparison["unit"]) == (pytest.approx(0.125), "question")  # 2 · (1 + 7)/128
     written = bench.results()
     assert [record["accuracy"] for record in written["results"]] == [0.1, 0.6]

@@ -34,6 +34,7 @@ def file(tmp_path: Path, trajectory: Trajectory) -> Path:
     return written(folder)
 
 
+MEASURED = {"num_inboxes": 3, "measured_at": "2026-11-30T09:00:00+00:00", "complete": True, "base_model": "nano"}
 HELD = {"accuracy_low": 0.0, "accuracy_high": 1.0, "reward": 0.5, "num_questions": 1, "num_turns": 2.0}
 
 
@@ -56,7 +57,7 @@ def write_benchmark(
             for n, each in enumerate(scenarios)
         ]
         write_trajectories(file, made)
-        numbers = HELD | {"accuracy": right / asked, "num_questions": asked, "complete": True, "base_model": "nano"}
+        numbers = HELD | MEASURED | {"accuracy": right / asked, "num_questions": asked}
         results.append({"model": model, "trajectories": str(file), "checkpoint": checkpoint} | numbers)
     (folder / "results.json").write_text(json.dumps({"results": results, "comparisons": []}))
     conditions = {"adapters": [adapter] * len(models), "database": "d", "questions": "q"}
@@ -198,9 +199,9 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     markup = shown(target, tmp_path / "profile")
     assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup)
     assert '<span class="was">8.3%</span>' in markup and '<span class="is">91.7%</span>' in markup
-    assert 'Correct in the benchmark of grpo/best_model alone <span class="count">10</span>' in markup
-    assert 'Correct in the benchmark of small alone <span class="count">0</span>' in markup
-    assert 'Wrong in both <span class="count">1</span>' in markup
+    assert 'Only grpo/best_model was correct <span class="count">10</span>' in markup
+    assert 'Only small was correct <span class="count">0</span>' in markup
+    assert 'Both were wrong <span class="count">1</span>' in markup
     # Ten of twelve differ, all in one direction: 2 / 2^10; and 10 ± 2.201 √(12² / 11 · 10/12 · 2/12) of 12.
     assert "+83.3 points (95% interval +58.6 to +100), p = 0.002 in an exact paired test over 12 questions" in markup
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
@@ -214,9 +215,14 @@ def test_two_benchmarks_are_shown_as_one_with_both_and_three_in_a_table(tmp_path
     for name, right, checkpoint in (("b", 1, None), ("a", 11, "/runs/ann/outputs/grpo/best_model")):
         write_benchmark(home / name, trajectory, {checkpoint or "small": (right, checkpoint)}, asked=12)
     assert place_of(home) == place_of_several([home / "a", home / "b"])  # the untrained one first
+    for name, limit in (("b", 4), ("a", 6)):
+        conditions = {"database": "d", "questions": "q", "adapters": [None], "limits": {"max_turns": limit, "top_k": 0}}
+        (home / name / "conditions.json").write_text(json.dumps(conditions))
+    assert place_of(home).pair and ">4 → 6</td>" in shown(written(home), tmp_path / "profile", "#view=about")
     markup = shown(written(home), tmp_path / "profile")
+    assert "base model nano" in markup and "measured 2026-11-30 09:00" in markup and "from 3 inboxes" in markup
     assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup) and ">95% interval" in markup
-    assert '<span class="was">8.3%</span>' in markup and "Correct in the benchmark of small alone" in markup
+    assert '<span class="was">8.3%</span>' in markup and "Only small was correct" in markup
     write_benchmark(home / "c", trajectory, {"other": (2, None)}, asked=12)
     assert place_of(home).runs == (home / "a", home / "b", home / "c")
     markup = shown(written(home), tmp_path / "profile")
