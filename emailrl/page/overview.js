@@ -4,7 +4,7 @@ function overview() {
   const { run } = data;
   linked.length = 0;
   if (run.kind === "runs") return runsOverview();
-  const parts = [heading(), hero(), leftOut()];
+  const parts = [heading(), isWaiting(run) ? firstEvaluation() : hero(), leftOut()];
   const charts = curves();
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div.charts", {}, charts), stepTable()));
   if (run.results.length > (run.pair ? 2 : 1)) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
@@ -67,7 +67,8 @@ function headline() {
     return { name: trained ? "Test accuracy" : "Accuracy on test questions", before, after, notes };
   }
   const { confirmed } = run;
-  if (confirmed) return { name: "Validation accuracy", after: confirmed, notes: [`${plural(confirmed.num_questions, "question")} that did not select the model`] };
+  const [start] = run.evaluations;
+  if (confirmed) return { name: "Validation accuracy", after: confirmed, notes: [`${plural(confirmed.num_questions, "question")} that did not select the model`, start && `at step ${start.step}: ${percent(start.accuracy)} of the ${start.num_questions} that did`] };
   if (run.evaluations.length) {
     const best = bestOf(run.evaluations);
     const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
@@ -81,6 +82,22 @@ function headline() {
   if (!judged.length || run.results.length) return null;
   const right = judged.filter((row) => row.verdict === "correct").length;
   return { name: "Correct", before: null, after: { accuracy: right / judged.length }, notes: [`${right} of ${judged.length} judged`] };
+}
+
+// Before a run has measured anything: how far it is with that, and what it said of itself.
+const isWaiting = ({ status, steps, evaluations }) => status?.state === "running" && !steps.length && !evaluations.length;
+
+function firstEvaluation() {
+  const { status, settings } = data.run;
+  const known = status.rollouts > 0;
+  const whole = known ? el("span.range.whole", {}, el("span.span", {})) : null;
+  if (known) whole.firstChild.style.width = `${(100 * status.done) / status.rollouts}%`;
+  return el("div.hero", {},
+    el("div.claim", {}, el("h2", { text: "Before the first step" }),
+      el("p.figures", {}, el("span.is", { text: known ? `${status.done} of ${status.rollouts}` : "Starting" })),
+      known ? el("div.ranges", { "aria-hidden": "true" }, whole) : null,
+      el("p.note", { text: `${known ? "Questions answered by the policy as it is now: the accuracy that training starts from. " : ""}Curves, rewards and trajectories stand here as they come.` })),
+    settings.run ? el("div.claim", {}, pairTable(settings.run)) : null);
 }
 
 function hero() {
@@ -112,7 +129,7 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div.tile", {}, el("dt", { text: name }), el("dd", {}, el("span.value", { text: value }), note ? outside(note, "span.under", {}) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
-  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "no benchmark of this run's weights in or beside its folder yet: emailrl benchmark makes one");
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", run.is_measured ? "a benchmark of this run's weights is under way" : "no benchmark of this run's weights in or beside its folder yet: emailrl benchmark makes one");
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);
@@ -309,7 +326,8 @@ function changes() {
 
 function rewardOverview() {
   const held = data.run.files.filter((file) => file.count && !file.left_out);
-  if (!held.length) return section("Rewards", null, el("p.note", { text: data.run.status?.state === "running" ? "The first ones stand here once they are scored." : "This run kept no trajectories, only metrics." }));
+  if (!held.length && isWaiting(data.run)) return null;
+  if (!held.length) return section("Rewards", null, el("p.note", { text: data.run.status?.state === "running" ? "They stand here once trajectories are scored." : "This run kept no trajectories, only metrics." }));
   const last = held.findLast((file) => file.source === "step");
   const shown = [...compared(), last].filter(Boolean).map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
   const all = shown.flatMap(({ rows }) => rows);

@@ -16,7 +16,16 @@ from emailrl.base.disk import LOCK, is_locked, not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, STATUS, list_checkpoints, run_folders
-from emailrl.page.results import Pair, benchmark_record, list_in, pair_of, pair_of_run, read_object, results_of
+from emailrl.page.results import (
+    Pair,
+    benchmark_record,
+    is_measured,
+    list_in,
+    pair_of,
+    pair_of_run,
+    read_object,
+    results_of,
+)
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
@@ -24,6 +33,7 @@ _HEAD_BYTES = 4096  # keys that distinguish a trajectory from a metric or a ques
 _HEAD_LINES = 20  # lines to check, as the first may be damaged
 _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
+_TOLD, _RULE = re.compile(r"(?: INFO | \| )(\w[\w ]+): (.+?)(?= \| |$)", re.M), "=" * 60
 _SILENT_SECONDS = 10  # after which a lock that nobody holds means that the run is gone
 _PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name", "adapters")  # not methods
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
@@ -258,11 +268,12 @@ def run_record(place: Place, files: list[Record]) -> Record:
     at = below if (below := place.root / "trajectories").is_dir() else place.root
     named = sorted(at.glob("*.jsonl")) if place.kind == "run" else []
     not_files = [f"{each.name} is {instead}" for each in named if (instead := not_a_file(each))]
-    said: dict[str, None] = {}  # by a run at its start, of training and validation on the same inbox
+    said = ""  # by a run at its start
     if (log := folder / "training.log").is_file():
         with log.open(encoding="utf-8", errors="replace") as lines:
-            said = dict.fromkeys(match[1] for match in map(_SHARED.search, islice(lines, 200)) if match)
-    notes = [*said, *list_in(results, "notes", str)]
+            said = "".join(islice(lines, 200))
+    header = dict(_TOLD.findall("".join(said.split(_RULE)[1:2])))  # until a checkpoint has the settings
+    notes = [*dict.fromkeys(_SHARED.findall(said)), *list_in(results, "notes", str)]
     if (pair := place.pair) is not None and metadata is not None:
         notes += [f"Test: {each}" for each in list_in(pair.after, "notes", str)]
         tests = zip(map(name_of, reversed(pair.files)), ("after", "before"), strict=False)
@@ -273,7 +284,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "kind": place.kind,
         "made": {"emailrl": emailrl.__version__, "at": datetime.now(UTC).isoformat(timespec="seconds")},
         "run": {name: getattr(metadata, name) for name in names} if metadata else {},
-        "settings": metadata.settings if metadata else _conditions(place),
+        "settings": metadata.settings if metadata else _conditions(place) or ({"run": header} if header else {}),
         "versions": metadata.versions if metadata else {},
         "steps": steps,
         "evaluations": evaluations,
@@ -281,6 +292,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "comparisons": list_in(results, "comparisons", dict),
         "confirmed": read_object(folder / CONFIRMED) or None,
         "pair": pair and pair.record(),
+        "is_measured": pair is None and is_measured(folder, checkpoints),
         "status": _status(folder),
         "files": files,
         "total": sum(each["count"] for each in files),

@@ -6,6 +6,7 @@ the token from them: browsers send it to every port of a host."""
 from __future__ import annotations
 
 import hmac
+import html
 import secrets
 import sys
 import threading
@@ -140,6 +141,17 @@ _NOTHING = "default-src 'none'; frame-ancestors 'none'"
 _ONCE = ("Host", "Origin", "Sec-Fetch-Site")  # Headers that identify the client; duplicates would be ambiguous.
 
 
+_LOST = (
+    "Open the whole address that emailrl view printed, with its token, which keeps other users of this machine from "
+    "the mail. If it is lost, start emailrl view again."
+)
+_REFUSAL = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>emailrl view</title>
+<main><h1>Nothing is shown here</h1><p>{}</p></main></html>
+"""
+
+
 class PageServer(ThreadingHTTPServer):
     """Serves one run until ``shutdown``; ``port`` 0 picks any free port. Raises ``UsageError`` if the port is in
     use."""
@@ -218,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
         given = self._query().get("token", "")
         if not hmac.compare_digest(given.encode(), self.server.token.encode()):
-            raise _Refused(HTTPStatus.FORBIDDEN, "Open the address that emailrl view printed.")
+            raise _Refused(HTTPStatus.FORBIDDEN, _LOST)
 
     def _query(self) -> dict[str, str]:
         return {name: values[-1] for name, values in parse_qs(self.path.partition("?")[2]).items()}
@@ -261,7 +273,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data.encode())
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        self._send(status, "application/json", encode({"error": message}), {"Allow": "GET"})
+        """Say why not: to a browser that shows it as a page, else as JSON."""
+        kind, content = "application/json", encode({"error": message})
+        if "text/html" in getattr(self, "headers", {}).get("Accept", ""):
+            kind, content = "text/html; charset=utf-8", _REFUSAL.format(html.escape(message)).encode()
+        self._send(status, kind, content, {"Allow": "GET"})
 
     def _send(self, status: HTTPStatus, kind: str, content: bytes, headers: Mapping[str, str] | None = None) -> None:
         common = {

@@ -6,6 +6,8 @@ import html
 import json
 import re
 import shutil
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +16,11 @@ from chromium import needs_chromium, shown
 from page.conftest import WRONG, make_run, write_weights, written
 from tiny import make_metadata
 
+from emailrl.base.disk import Lock
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import PageData, page
-from emailrl.page.place import place_of, place_of_several, runs_record
+from emailrl.page.place import place_of, place_of_several, run_record, runs_record
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 
@@ -255,6 +258,28 @@ def test_a_benchmark_is_found_by_the_weights_that_it_measured(tmp_path: Path, tr
     assert tests_of(moved / "grpo") is None
     write_weights(moved / "renamed" / "best_model", b"trained further")
     assert tests_of(moved / "renamed") is None
+
+
+def test_a_benchmark_of_its_weights_that_runs_now_is_known(tmp_path: Path) -> None:
+    run, bench = tmp_path / "outputs" / "grpo", tmp_path / "outputs" / "benchmarks" / "b" / "conditions.json"
+    write_records(run / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    bench.parent.mkdir(parents=True)
+    bench.write_text(json.dumps({"adapters": [None, write_weights(run / "best_model", b"one", run_id="one")]}))
+    with closing(Lock(bench, create=False)):
+        assert run_record(place_of(run), [])["is_measured"]
+    assert not run_record(place_of(run), [])["is_measured"]
+
+
+@needs_chromium
+def test_before_anything_is_measured_the_page_says_what_runs_and_how_far_it_is(tmp_path: Path) -> None:
+    now = {"state": "running", "step": 0, "steps": 9, "phase": "evaluation after step 0", "done": 14, "rollouts": 75}
+    (tmp_path / "status.json").write_text(json.dumps(now | {"at": time.time()}))
+    lines = ["=" * 60, "Model: nano | algorithm: grpo", "Learning rate: 0.002 (constant)", "=" * 60, "Other: no"]
+    (tmp_path / "training.log").write_text("".join(f"2026-11-30 09:00:00,000 INFO {line}\n" for line in lines))
+    told = {"Model": "nano", "algorithm": "grpo", "Learning rate": "0.002 (constant)"}
+    assert run_record(place_of(tmp_path), [])["settings"] == {"run": told}
+    markup = shown(written(tmp_path), tmp_path / "profile")
+    assert ">14 of 75</span>" in markup and ">0.002 (constant)</td>" in markup and "kept no trajectories" not in markup
 
 
 @needs_chromium

@@ -137,6 +137,15 @@ def test_only_a_browser_with_the_address_is_answered(server: PageServer, headers
         assert (b"grpo_masked" in response.read()) is (status == 200)
 
 
+def test_a_browser_without_the_token_is_told_what_to_open(server: PageServer) -> None:
+    response = ask(server, "/?token=%3Cb%3E", Accept="text/html,*/*;q=0.8")
+    assert response.status == 403 and response.headers["Content-Type"].startswith("text/html")
+    said = response.read().decode()
+    assert "the whole address that emailrl view printed" in said and server.token not in said
+    lost = ask(server, f"/%3Cb%3E?token={server.token}&run=%3Cb%3E", Accept="text/html")
+    assert lost.status == 404 and "No run &lt;b&gt; here." in lost.read().decode()
+
+
 def test_only_the_address_carries_the_token(server: PageServer) -> None:
     """Not a cookie: browsers send one to every port of a host, so to servers of other users of the machine."""
     host = f"http://127.0.0.1:{server.server_port}"
