@@ -23,31 +23,42 @@ from emailrl.base.plain import cut, guard_streams, one_line, tell
 
 LONGEST_ERROR: Final = 2000  # in characters; the name of a tensor or a key may be a megabyte long
 
-COMMANDS: Final = {
-    "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
-    "doctor": "Show what is installed, what is missing, how to fix it.",
-    "gen-db": "Build the searchable email database from a mailbox.",
-    "gen-questions": "Generate questions with known answers from a database.",
-    "sft": "Fine-tune a policy on scripted or recorded trajectories.",
-    "rollout": "Answer questions with a policy and record trajectories.",
-    "train": "Train a policy's LoRA adapter on its own rollouts.",
-    "serve": "Start and supervise vLLM servers for training.",
-    "benchmark": "Measure policies on the test questions.",
-    "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
-    "report": "Write an HTML page of a run, with curves and failures.",
-    "view": "Serve the page of a run on this machine, live.",
-    "export": "Export a checkpoint as an adapter or merged weights.",
-    "ask": "Ask a mailbox a question, and see the source emails.",
-    "mcp": "Serve a mailbox to MCP clients: search, read, ask.",
-    "serve-agent": "Serve the agent to chat clients (OpenAI's API).",
-    "convert": "Convert trajectories for other viewers and trainers.",
-    "publish-env": "Write the task as a package for a hub.",
-    "checkpoints": "List, show and prune the checkpoints of training runs.",
-    "plan": "Estimate the memory, tokens, time and cost of a run.",
-    "forget": "Remove a mailbox from everything below a folder.",
-    "trust": "Trust a folder's settings: servers, keys and code.",
+_GROUPS: Final = {
+    "Start": {
+        "quickstart": "Run the whole cycle on a demo mailbox, in minutes.",
+        "doctor": "Show what is installed, what is missing, how to fix it.",
+        "plan": "Estimate the memory, tokens, time and cost of a run.",
+        "trust": "Trust a folder's settings: servers, keys and code.",
+    },
+    "Mail and questions": {
+        "gen-db": "Build the searchable email database from a mailbox.",
+        "gen-questions": "Generate questions with known answers from a database.",
+        "forget": "Remove a mailbox from everything below a folder.",
+    },
+    "Training": {
+        "sft": "Fine-tune a policy on scripted or recorded trajectories.",
+        "rollout": "Answer questions with a policy and record trajectories.",
+        "train": "Train a policy's LoRA adapter on its own rollouts.",
+        "serve": "Start and supervise vLLM servers for training.",
+        "checkpoints": "List, show and prune the checkpoints of training runs.",
+    },
+    "Results": {
+        "benchmark": "Measure policies on the test questions.",
+        "inspect-trajectory": "Show a trajectory turn by turn, token by token.",
+        "report": "Write an HTML page of a run, with curves and failures.",
+        "view": "Serve the page of a run on this machine, live.",
+        "export": "Export a checkpoint as an adapter or merged weights.",
+        "convert": "Convert trajectories for other viewers and trainers.",
+    },
+    "Agent": {
+        "ask": "Ask a mailbox a question, and see the source emails.",
+        "mcp": "Serve a mailbox to MCP clients: search, read, ask.",
+        "serve-agent": "Serve the agent to chat clients (OpenAI's API).",
+        "publish-env": "Write the task as a package for a hub.",
+    },
 }
-"""Summaries for ``emailrl --help``, in workflow order; a command's module has its name and, as docstring, its help."""
+COMMANDS: Final = {name: told for group in _GROUPS.values() for name, told in group.items()}
+"""Summaries for ``emailrl --help``; a command's module has its name and, as docstring, its help."""
 
 
 class _Command(TyperCommand):
@@ -85,8 +96,9 @@ class _Commands(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, group in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(max(map(len, COMMANDS))), told) for name, told in group.items()])
 
 
 app = typer.Typer(

@@ -4,6 +4,7 @@ Everything shown is ``rich.text.Text``: email and model output are never parsed 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ TRAINED = "bold green"  # style of tokens with loss mask 1; of sampled ones if n
 CONTEXT = "grey58"  # style of tokens the policy only read
 STYLES = {"correct": "green", "wrong": "yellow", "crashed": "red"}  # colors of verdicts; others have none
 WIDTHS = {"index": 5, "step": 4, "reward": 6, "verdict": 12, "turns": 5, "tokens": 6}  # only the question is truncated
+SURE = 0.99  # below this probability, a sampled token is marked with it
 NARROW = 72  # below this width, ``step`` and ``tokens`` are left out, so that the question stays readable
 
 
@@ -202,16 +204,16 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     for name, value in values.items():
         shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
         if value is not None:
-            table.add_row(Text(plain_line(name)), Text(plain_line(shown)))
+            table.add_row(Text(plain_line(name).replace("_", " ")), Text(plain_line(shown)))
     return table
 
 
 def _tokens(
     name: str, sample: TokenSample, tokens: TokenTexts | None, advantages: list[float | None], *, is_trained: bool
 ) -> Panel:
-    """Every token of one sequence; sampled ones are followed by their log-probability, ``⟨-0.31⟩``, and their
-    advantage if it differs per token (``⟨-0.31 +0.50⟩``). Trained tokens stand out, or sampled ones without training.
-    """
+    """Every token of one sequence; those sampled with a probability below ``SURE`` are followed by it, ``⟨73%⟩``, and
+    all sampled ones by their advantage if it differs per token (``⟨73% +0.50⟩``). Trained tokens stand out, or sampled
+    ones without training."""
     total, what = len(sample.token_ids), "trained" if is_trained else "sampled"
     known = [logprob for logprob in sample.sampler_logprobs if logprob is not None]
     mask = sample.loss_mask if is_trained else [logprob is not None for logprob in sample.sampler_logprobs]
@@ -224,11 +226,11 @@ def _tokens(
     text, shown = Text(overflow="fold"), advantages if len(advantages) == total else [None] * total
     for piece, marked, logprob, advantage in zip(pieces, mask, sample.sampler_logprobs, shown, strict=True):
         text.append(plain(piece).replace("\n", "⏎\n"), style=TRAINED if marked else CONTEXT)
-        if logprob is not None:
-            color = "yellow dim" if logprob >= -2.303 else "red"  # p ≥ 0.1, lower
-            color = "green dim" if logprob >= -0.105 else color  # p ≥ 0.9
-            text.append(f"⟨{logprob:.2f}{'' if advantage is None else f' {advantage:+.2f}'}⟩", style=color)
-    meaning = ", ⟨log-probability of a sampled token" + (", its advantage⟩" if any(shown) else "⟩")
+        share = 1.0 if logprob is None else math.exp(logprob)
+        told = [f"{100 * share:.2g}%"] * (share < SURE) + ([] if advantage is None else [f"{advantage:+.2f}"])
+        if told:
+            text.append(f"⟨{' '.join(told)}⟩", style="yellow dim" if share >= 0.1 else "red")
+    meaning = f", ⟨probability of a sampled token below {SURE:.0%}" + (", its advantage⟩" if any(shown) else "⟩")
     legend = Text.assemble((what, TRAINED), ", ", ("context", CONTEXT), meaning)
     return Panel(Group(Text(facts, style="dim"), legend, Text(), text), title=name, title_align="left")
 

@@ -35,7 +35,7 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
-DECODED = "7⟨-0.50⟩ ⟨-0.50⟩4⟨-0.50⟩<|im_end|>⟨-0.50⟩"
+DECODED = "7⟨61%⟩ ⟨61%⟩4⟨61%⟩<|im_end|>⟨61%⟩"
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_verbose_decodes_with_the_tokenizer_of_the_run_else_of_the_settings(
     file = run_dir / "trajectories" / "step-000005.jsonl"
     write_trajectories(file, [make("decoded", ids=ids, text="7 4")])
     _, out, _ = emailrl("inspect-trajectory", file, "--verbose")
-    assert "ids only" in out and f"{ids[0]} ⟨-0.50⟩" in out
+    assert "ids only" in out and f"{ids[0]} ⟨61%⟩" in out
     monkeypatch.setenv("MODEL_NAME", str(model))
     assert DECODED in emailrl("inspect-trajectory", file, "--verbose")[1]
     monkeypatch.delenv("MODEL_NAME")

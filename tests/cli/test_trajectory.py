@@ -51,13 +51,13 @@ def test_verbose_adds_prompt_rubric_mask_and_logprobs(trajectory: Trajectory, to
     text = shown(trajectory, verbose=True, tokens=TokenTexts(tokenizer_folder), note=note)
     assert "You search mail." in text
     assert "Advantage    -0.5000" in text
-    assert "num_turns" in text
+    assert "num turns" in text
     assert "4 of 8 trained (50.0%), 4 sampled, mean log-probability -1.065, minimum -3.500" in text
-    assert "Who paid<call>⟨-0.25⟩<|end|>⟨-0.01⟩ result⏎" in text
-    assert "Ann⟨-3.50⟩<|end|>⟨-0.50⟩" in text
+    assert "Who paid<call>⟨78%⟩<|end|> result⏎" in text  # e^-0.25; e^-0.01 is 99.005%
+    assert "Ann⟨3%⟩<|end|>⟨61%⟩" in text
     text = shown(trajectory, verbose=True)
     assert "token ids only: no matching tokenizer found" in text
-    assert "1 2 3 ⟨-0.25⟩0 ⟨-0.01⟩5 6 4 ⟨-3.50⟩" in text
+    assert "1 2 3 ⟨78%⟩0 5 6 4 ⟨3%⟩" in text
 
     for where in ({"origin": "evaluation at step 0"}, {"note": TrainingNote(id="t", dropped="low_std")}):
         text = shown(trajectory, verbose=True, **where)
@@ -125,5 +125,5 @@ def test_where_tokens_have_advantages_of_their_own_theirs_are_shown(
     note = TrainingNote(id="t-7", samples=[SampleNote(advantages=worth)])
     text = shown(trajectory, verbose=True, tokens=TokenTexts(tokenizer_folder), note=note)
     assert "Advantage    +0.5000 on average, -0.2500 to +1.0000 by token" in text
-    assert "Who paid<call>⟨-0.25 +0.50⟩<|end|>⟨-0.01 -0.25⟩ result⏎" in text
-    assert "⟨log-probability of a sampled token, its advantage⟩" in text
+    assert "Who paid<call>⟨78% +0.50⟩<|end|>⟨-0.25⟩ result⏎" in text
+    assert "⟨probability of a sampled token below 99%, its advantage⟩" in text
