@@ -66,5 +66,6 @@ format: $(INSTALLED)
 docs: $(INSTALLED)
 	@$(BIN)/python docs/generate.py docs
 	@$(BIN)/zensical build --strict
+	@$(BIN)/python docs/generate.py site
 	@cd docs && find . -name '*.md' -exec cp --parents -t ../site {} +
 	@echo "site/index.html opens as a file; its search needs a server: python3 -m http.server -d site"

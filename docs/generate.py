@@ -9,6 +9,7 @@ does not keep, is the page of a quickstart's run.
 from __future__ import annotations
 
 import gzip
+import html
 import importlib
 import inspect
 import json
@@ -221,9 +222,28 @@ def example_page(docs: Path) -> str:
     return page(PageData(run, [each["row"] for each in shown], lambda: (each["detail"] for each in shown)))
 
 
+def find_settings(site: Path) -> None:
+    """Let the search of a built site find each setting by its name: it knows only pages and their headings. Of what
+    explains the code it keeps the titles, as its words are those of every question."""
+    path = site / "search.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    inner = ("decisions/", "architecture")
+    own = [
+        each | ({"text": ""} if each["location"].startswith(inner) else {})
+        for each in index["items"]
+        if each["level"] == 1 or not each["location"].startswith(inner)
+    ]
+    for leaf in leaves():
+        where = {"location": f"reference/settings.html#{leaf.section}", "path": ["Reference", "Settings"], "tags": []}
+        own.append(where | {"level": 3, "title": leaf.env_names[0], "text": html.escape(leaf.description)})
+    path.write_text(json.dumps(index | {"items": own}), encoding="utf-8")
+
+
 def main() -> None:
-    """Write the pages into the folder named on the command line."""
+    """Write the pages into the folder named on the command line; or, if it is a built site, complete its search."""
     folder = Path(sys.argv[1])
+    if (folder / "search.json").exists():
+        return find_settings(folder)
     reference = folder / "reference"
     reference.mkdir(parents=True, exist_ok=True)
     (reference / "cli.md").write_text(cli_reference(), encoding="utf-8")

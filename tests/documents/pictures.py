@@ -6,6 +6,7 @@ of the quickstart.
 
 ``page.png`` and ``page_dark.png`` are screenshots of the page of its run. ``quickstart.svg`` is what stood on the
 terminal in the end, but for the middle; the lines are kept beside this file, and a test draws them again.
+``quickstart_narrow.svg`` has its results for a phone.
 ``example.jsonl.gz`` is the data of that page with fewer trajectories, from which ``make docs`` builds it with the
 page's present scripts.
 ``terminal.svg`` is what inspect-trajectory prints of a trajectory
@@ -84,6 +85,13 @@ def quickstart_svg(path: Path = RECORDED) -> str:
     """Return the recorded lines of a quickstart as an SVG."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return drawn(Group(*map(Text.from_ansi, lines)), "emailrl quickstart", 80)
+
+
+def narrow_svg(path: Path = RECORDED) -> str:
+    """Return the results among those lines as a phone shows them."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    begins = next(at for at, line in enumerate(lines) if "Test accuracy" in line)
+    return drawn(Group(*map(Text.from_ansi, [lines[0], "⋮", *lines[begins:]])), "emailrl quickstart", 50)
 
 
 def settled(recorded: str) -> list[str]:
@@ -179,6 +187,7 @@ if __name__ == "__main__":
     recorded = Path(sys.argv[2]).read_bytes().decode()
     RECORDED.write_text("\n".join(told(settled(recorded))) + "\n", encoding="utf-8")
     (IMAGES / "quickstart.svg").write_text(quickstart_svg(), encoding="utf-8")
+    (IMAGES / "quickstart_narrow.svg").write_text(narrow_svg(), encoding="utf-8")
     example(run, IMAGES / "example.jsonl.gz")
     curve = (run / "curve.svg").read_text(encoding="utf-8")
     (IMAGES / "quickstart_curve.svg").write_text(with_dark(curve), encoding="utf-8")

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from documents.commands import OTHERS_VARIABLES, SETTINGS
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
-from documents.pictures import DARK, DARK_STYLE, IMAGES, quickstart_svg, terminal_svg, with_dark
+from documents.pictures import DARK, DARK_STYLE, IMAGES, narrow_svg, quickstart_svg, terminal_svg, with_dark
 from documents.pictures import SHOWN as SHOWN_IN_TERMINAL
-from generate import example_page, llms_txt, navigation
+from generate import example_page, find_settings, llms_txt, navigation
 
 from emailrl.page.build import gather
 from emailrl.page.place import place_of
@@ -79,6 +79,12 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
             r"<(?:script|img|iframe)[^>]*\bsrc=\"?(?:https?:)?//|<link[^>]*\bhref=\"?(?:https?:)?//", html
         )
         assert foreign == [], page
+    find_settings(tmp_path / "site")
+    index = json.loads((tmp_path / "site/search.json").read_text(encoding="utf-8"))
+    found = {each["title"]: each["location"].split("#") for each in index["items"]}
+    for leaf in leaves():
+        page, anchor = found[leaf.env_names[0]]
+        assert f'id="{anchor}"' in (tmp_path / "site" / page).read_text(encoding="utf-8")
     formulas = (tmp_path / "site/reference/algorithms.html").read_text(encoding="utf-8")
     assert formulas.count("<math") > 30 and "$" not in re.sub("<script.*?</script>", "", formulas, flags=re.DOTALL)
 
@@ -119,7 +125,7 @@ def test_symptoms_and_messages_are_explained() -> None:
     ours = ["Every rollout failed", "no complete reply within", "Out of memory on a single sample"]
     ours += ["No such mail database"]
     symptoms = ["exceptions=100", "Request timed out", "CUDA out of memory", "FileNotFoundError: enron_emails.db"]
-    symptoms += ["Too slow", "Accuracy does not rise", "Out of memory", "Time-outs"]
+    symptoms += ["Training is too slow", "Accuracy or reward is not going up", "Out of memory", "Time-outs"]
     assert [each for each in ours + symptoms if each not in TROUBLES] == []
     assert [each for each in ours if each not in SOURCE] == []
 
@@ -132,6 +138,7 @@ def test_the_terminals_picture_is_what_the_command_prints() -> None:
     assert terminal_svg() == drawn, "outdated: python tests/documents/pictures.py QUICKSTART draws it again"
     recorded = (IMAGES / "quickstart.svg").read_text(encoding="utf-8")
     assert quickstart_svg() == recorded and "Test" in recorded and "93.3%" in recorded
+    assert narrow_svg() == (IMAGES / "quickstart_narrow.svg").read_text(encoding="utf-8")
 
 
 def test_the_pictures_are_on_the_first_screen_of_the_readme() -> None:
