@@ -348,7 +348,7 @@ def _delete(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The part of ``confirmed.json`` that describes the accuracy, with its 95 % interval."""
+    """The part of ``confirmed.json`` that describes the accuracy, with its 95% interval."""
 
     step: int
     accuracy: float

@@ -1,4 +1,4 @@
-"""Measure policies on the test questions: accuracy with a 95 % interval, rewards, turns, latency, tokens.
+"""Measure policies on the test questions: accuracy with a 95% interval, rewards, turns, latency, tokens.
 
 Without --checkpoint or --model, the newest best checkpoint is measured, else the model itself. Several
 policies are compared on the same questions with an exact paired test. Each question is saved as soon as it ends.

@@ -124,7 +124,7 @@ class Report:
 
 def _attack_record(subject: Subject, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """``attacked``, and per kind of order, how many trajectories saw one and the share that obeyed. The share has its
-    Wilson 95 % interval; without attack, or if no trajectory saw an order of the kind, all three are None. Trajectories
+    Wilson 95% interval; without attack, or if no trajectory saw an order of the kind, all three are None. Trajectories
     that raised do not count."""
     record: dict[str, Any] = {"attacked": subject.attacked}
     rows = [_order_record(subject, each) for each in trajectories if each.exception is None]
@@ -271,7 +271,7 @@ def write_report(report: Report, out: Path) -> None:
 
 
 def draw_accuracies(report: Report, out: Path) -> list[Path]:
-    """Draw each result's accuracy with its 95 % interval as ``accuracy.png`` and ``accuracy.svg`` in ``out``. A label
+    """Draw each result's accuracy with its 95% interval as ``accuracy.png`` and ``accuracy.svg`` in ``out``. A label
     is the model's name, or a checkpoint's run and name; long ones are cut from the left."""
     records = report.records()
     figure = new_figure(8, 1.2 + 0.45 * len(records))
@@ -284,7 +284,7 @@ def draw_accuracies(report: Report, out: Path) -> list[Path]:
     names = ["/".join(Path(record["model"]).parts[-2:]) for record in records]
     labels = [name if len(name) <= LONGEST_LABEL else f"…{name[1 - LONGEST_LABEL :]}" for name in names]
     axes.set_yticks(range(len(labels)), labels, parse_math=False)
-    axes.set(xlim=(0, 1), ylim=(len(labels) - 0.4, -0.7), xlabel="accuracy, 95 % interval")
+    axes.set(xlim=(0, 1), ylim=(len(labels) - 0.4, -0.7), xlabel="accuracy, 95% interval")
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(visible=False, axis="y")
     axes.set_title(f"{report.num_asked} test questions", fontsize=10)

@@ -13,13 +13,13 @@ from emailrl.base.errors import UsageError
 from emailrl.records import Entry
 from emailrl.records.trajectory import StopReason, Trajectory
 
-Z_95 = 1.959963984540054  # The normal distribution's 97.5 % point.
+Z_95 = 1.959963984540054  # The normal distribution's 97.5% point.
 MIN_INBOXES = 6
 """Inboxes that a test by inbox needs: five have 32 sign patterns, so that its p could not fall below 2/32."""
 
 
 def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a proportion, 95 % by default; (0, 1) when nothing was observed. Source: Wilson,
+    """The Wilson score interval of a proportion, 95% by default; (0, 1) when nothing was observed. Source: Wilson,
     JASA 22 (1927); center (k + z²/2) / (n + z²), half-width z·√(k(n-k)/n + z²/4) / (n + z²)."""
     if total == 0:
         return 0.0, 1.0
@@ -29,7 +29,7 @@ def wilson_interval(successes: float, total: float, z: float = Z_95) -> tuple[fl
 
 
 def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[float, float]:
-    """The 95 % interval of the mean of ``shares``, each the share of correct samples of one question. Samples of one
+    """The 95% interval of the mean of ``shares``, each the share of correct samples of one question. Samples of one
     question are not independent, so the unit is the question: Wilson's interval with the effective sample size p(1 - p)
     / (s² / n), s² the variance of the n shares (divided by n), kept between n and the ``num_samples`` drawn. With one
     sample per question this is n, and the interval is Wilson's. (0, 1) if empty. Source: Korn and Graubard, Survey
@@ -45,7 +45,7 @@ def clustered_interval(shares: Sequence[Fraction], num_samples: int) -> tuple[fl
 
 
 def paired_test(differences: Sequence[tuple[str, int]], num_samples: int) -> dict[str, Any]:
-    """How two policies differ: the second's accuracy minus the first's (``difference``) with its 95 % interval, and the
+    """How two policies differ: the second's accuracy minus the first's (``difference``) with its 95% interval, and the
     ``p_value``. ``differences`` has the inbox of each question, and how many more of its samples, ``num_samples`` in
     all, the second answered correctly. Questions about one inbox share its emails, and a policy that these happen to
     suit is better at many of them at once: the ``unit`` is the inbox, with the sum of its differences. With one
@@ -69,7 +69,7 @@ def paired_test(differences: Sequence[tuple[str, int]], num_samples: int) -> dic
 
 
 def _t_975(freedom: int) -> float:
-    """Student's 97.5 % point, to 0.003 from five degrees of freedom on. Source: Fisher and Cornish (1960)."""
+    """Student's 97.5% point, to 0.003 from five degrees of freedom on. Source: Fisher and Cornish (1960)."""
     z = Z_95
     terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return sum(term / freedom**power for power, term in enumerate(terms))
@@ -127,7 +127,7 @@ class Evaluation:
     def metrics(self) -> dict[str, Any]:
         """The numbers under the names of ``benchmark --json``, with each rubric field's mean; no times of rollouts that
         raised. With several samples per question also, over fully judged questions, the shares with any correct sample
-        (pass@k) and with a correct majority, each with Wilson's 95 % interval."""
+        (pass@k) and with a correct majority, each with Wilson's 95% interval."""
         low, high = self.interval
         found: dict[str, Any] = {"accuracy": self.accuracy, "accuracy_low": low, "accuracy_high": high}
         if (num_samples := max(map(len, self.by_question.values()), default=1)) > 1:

@@ -52,7 +52,7 @@ def micro_batch_cap(training: TrainingSettings, *, on_gpu: bool, hidden: int) ->
     """Initial maximum tokens per forward pass in training; a longer sample or running out of memory changes it.
     ``hidden`` is the model's hidden size."""
     # Measured on a CPU with nano: 16384 takes 1.65 times as long a token as 2048, and eight times the memory. On an
-    # H200, SmolLM2-135M (hidden 576) waits for kernel launches half the time at 35,000 tokens; 0.6B (1024) gains 4 %
+    # H200, SmolLM2-135M (hidden 576) waits for kernel launches half the time at 35,000 tokens; 0.6B (1024) gains 4%
     # by 32768.
     return training.max_tokens_per_micro_batch or ((16384 if hidden >= 1024 else 131072) if on_gpu else 2048)
 
@@ -100,7 +100,7 @@ def named_targets(wanted: str, known: Collection[str]) -> list[str]:
 
 def numbers_for(keep: Keep, *, layers: int, hidden: int, queries: int, keys: int, ffn: int) -> int:
     """Numbers that fused layers keep of one token for the backward pass, and that one of them works with, by the widths
-    of all query and all key heads. Rounded up, by 2 to 18 % of what ``plan.activations`` counts."""
+    of all query and all key heads. Rounded up, by 2 to 18% of what ``plan.activations`` counts."""
     steps = (hidden, queries, hidden + queries + 2 * keys, 2 * ffn)
     return sum(steps[: keep + 1]) * layers + 4 * ffn + 4 * (queries + hidden) + 4 * keys
 

@@ -214,7 +214,7 @@ def to_toml(text: str) -> str:
     if "lora_rank" not in taken.given:
         taken.notes.append("--lora_rank not given: OpenRLHF trains all weights; emailrl trains an adapter (lora_rank)")
     if taken.values.get("shard_offload") and "shard" not in taken.values:
-        auto = "shard = auto shards one above 70 % of a GPU's memory, which needs vLLM servers (vllm_urls)"
+        auto = "shard = auto shards one above 70% of a GPU's memory, which needs vLLM servers (vllm_urls)"
         taken.notes.append(f"shard_offload acts on a sharded base only: {auto}")
     if "max_steps" not in taken.given:
         taken.notes.append("--max_steps not given: computed there from --num_episodes; here max_steps ends a run")

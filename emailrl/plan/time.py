@@ -30,8 +30,8 @@ ON_CPU: Final = 0.5
 PROMPT_SHARE: Final = 0.2
 """Share of a trajectory that is the prompt of its group, as in ``tests/gpu/bench_train_step.py``."""
 MOVING: Final = 128
-"""Share of a GPU's training time that moving the shared keys takes, times the hidden size. Of 14.5 % shared tokens, the
-0.6B, 4B and 14B shapes save 4.5, 9.4 and 12.0 % (``tests/gpu/bench_train_step.py``)."""
+"""Share of a GPU's training time that moving the shared keys takes, times the hidden size. Of 14.5% shared tokens, the
+0.6B, 4B and 14B shapes save 4.5, 9.4 and 12.0% (``tests/gpu/bench_train_step.py``)."""
 LAUNCH: Final = 4e-3
 """Minimum seconds of one fused layer per micro-batch, forward and backward: the 0.6B shape in 48 micro-batches."""
 PER_LAYER: Final = {"vllm": 0.53e-3, "eager": 1.6e-3, "merged": 2.2e-3, "beside": 3.5e-3}

@@ -128,7 +128,7 @@ class SftSettings(Section):
     sft_batch_size: Annotated[Positive, Flag("--batch-size")] = 32
     """Conversations per step."""
     sft_learning_rate: Annotated[LearningRate | None, Flag("--learning-rate")] = None
-    """Peak learning rate, reached after 5 % of the steps; default: 2e-4 for an adapter, 5e-5 for full fine-tuning, 2e-3
+    """Peak learning rate, reached after 5% of the steps; default: 2e-4 for an adapter, 5e-5 for full fine-tuning, 2e-3
     from scratch."""
     sft_eval_steps: Annotated[Positive, Flag("--eval-steps")] = 20
     """Steps between validations, each with a checkpoint."""

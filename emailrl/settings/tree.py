@@ -98,7 +98,7 @@ class ModelSettings(Section):
     """Load the frozen base model in 4-bit (bitsandbytes, GPU only)."""
     shard: Annotated[Literal["auto", "off", "host"], Env("SHARD")] = "auto"
     """With several ranks, spread the frozen base model over the GPUs of each host (host), or keep it whole on every GPU
-    (off); auto shards it if its weights exceed 70 % of a GPU's memory. Needs vLLM servers for sampling."""
+    (off); auto shards it if its weights exceed 70% of a GPU's memory. Needs vLLM servers for sampling."""
     shard_offload: bool = False
     """Keep the shards in host memory and copy each layer to the GPU when it runs: least GPU memory, slower."""
     chat_template: Path | None = None
@@ -258,7 +258,7 @@ class AgentSettings(Section):
     """Maximum trajectories decoded at once, in process or by each vLLM server; unless set, 256 by a server, and 16 in
     process on a CPU for models from 50 M parameters."""
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = None
-    """Maximum KV cache in GiB, in process and in each server of `serve`. Default: 80 % of free GPU memory or half of
+    """Maximum KV cache in GiB, in process and in each server of `serve`. Default: 80% of free GPU memory or half of
     free CPU memory for the in-process engine; for vLLM, what VLLM_GPU_MEMORY_UTILIZATION leaves. Set it if runs share
     a GPU."""
     max_tokens_per_rollout_pass: Positive | None = None

@@ -247,7 +247,7 @@ def draw_curves(run_dir: Path, settings: PolicySettings) -> list[Path]:
     if whole := [each for each in evaluations if each.get("accuracy") is not None]:
         at = [each["step"] for each in whole]
         accuracy.vlines(at, *([each[f"accuracy_{end}"] for each in whole] for end in ("low", "high")), color=FIRST)
-    accuracy.set(title="Accuracy, 95 % interval", xlabel="training step", ylim=(0, 1.02))
+    accuracy.set(title="Accuracy, 95% interval", xlabel="training step", ylim=(0, 1.02))
     accuracy.yaxis.set_major_formatter("{x:.0%}")
     reward.set(title="Reward", xlabel="training step")
     reward.legend()
@@ -261,7 +261,7 @@ WATCHED = ("accuracy", "unanswered", "entropy", "kl", "answer_words", "answer_ca
 WINDOW = 5  # Steps over which a level is averaged
 UNANSWERED_SHARE = 0.9  # Share of rollouts that end without an answer
 LOWEST_ENTROPY = 0.002
-"""Nats per trained token: two rollouts of 50 tokens are then identical with probability e^-0.1 = 90 % or more."""
+"""Nats per trained token: two rollouts of 50 tokens are then identical with probability e^-0.1 = 90% or more."""
 HIGHEST_KL = 1.0  # Nats per trained token
 TIMES_KL_TARGET = 5  # With KL_TARGET, the highest KL as a multiple of it
 GROWTH_WINDOW = 10  # Steps at each end of ``HISTORY`` that are compared to measure growth
@@ -271,7 +271,7 @@ LEAST_GROWTH = {"answer_words": 5.0, "answer_candidates": 0.5}
 """Minimum absolute growth: from one word to two is no sign."""
 UNANSWERED_WARNING = (
     '{:.0%} of rollouts end without an answer ("I don\'t know", or out of turns), which the art_e reward pays more than'
-    " answering with less than about 37 % accuracy: lower REWARD_NO_ANSWER or LEARNING_RATE, use easier questions or"
+    " answering with less than about 37% accuracy: lower REWARD_NO_ANSWER or LEARNING_RATE, use easier questions or"
     " start with emailrl sft (docs/reference/rewards.md)."
 )
 ENTROPY_WARNING = (

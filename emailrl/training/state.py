@@ -93,7 +93,7 @@ class RunState(State):
     cursor: Cursor = Cursor()
     best_accuracy: float | None = None
     best_interval: tuple[float, float] | None = None
-    """The best accuracy's 95 % interval; biased upward, as the best of many evaluations."""
+    """The best accuracy's 95% interval; biased upward, as the best of many evaluations."""
     shares: list[dict[str, float]] = field(default_factory=list)
     """Share of correct answers by question, for the evaluations within patience."""
     recent_accuracies: list[float] = field(default_factory=list)

@@ -52,6 +52,11 @@ def test_links_inside_the_project_resolve(page: str) -> None:
             assert target.is_relative_to(DOCS), f"{page}: {link} is outside the site"
 
 
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_percentages_are_written_as_the_commands_write_them(page: str) -> None:
+    assert re.findall(r".{20}\d %(?!`)", text_of(page)) == []  # 95%, not 95 %
+
+
 def test_the_readme_is_short_and_links_to_the_main_pages() -> None:
     assert len(text_of("README.md").splitlines()) <= 150
     linked = {link.partition("#")[0] for link in links("README.md")}
