@@ -29,7 +29,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,12 +66,7 @@ TITLES = {
 }  # fmt: skip
 SHARES = {each.name for each in fields(Rubric) if str(each.type).startswith("bool")} | {"answer_capitals"}
 FORMS = {"reward": "{:.3f}", "latency_seconds": "{:,.1f} s", "cost": "${:,.4f}"}
-FAILURES = {  # verdicts to look at, the most telling first, and how the suggested command describes them
-    "wrong": "a wrong answer",
-    "no answer": "no answer",
-    "did not know": "the model did not know",
-    "crashed": "a failed rollout",
-}
+FAILURES = ("wrong", "no answer", "did not know", "crashed")  # verdicts to look at, the most telling first
 
 
 @setting_options(
@@ -100,7 +95,7 @@ def benchmark(
     json: Json = False,
 ) -> None:
     from emailrl.engines import check_player
-    from emailrl.measure.benchmark import to_resume, with_attacked
+    from emailrl.measure.benchmark import with_attacked
     from emailrl.questions.load import coverage_notes, read_questions
 
     settings = load_settings(overrides, trust=trust)
@@ -120,7 +115,7 @@ def benchmark(
     if compares:
         notes.append("RULER only compares rollouts of one question: the reward here is simple, 1 for a right answer")
     say_loading(settings, *(subject.model_name for subject in subjects))
-    folder = to_resume(begun, subjects, chosen.scenarios, settings) if begun else out or _fresh_folder(root)
+    folder = begun or out or _fresh_folder(root)
     report = _play(subjects, chosen.scenarios, settings, folder, notes=notes, resume=resume, overwrite=overwrite)
     console = result_console(json=json)
     if report.results:
@@ -137,8 +132,8 @@ def benchmark(
         raise typer.Exit(INTERRUPTED)
 
 
-def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> list[Path]:
-    """Benchmarks that ``resume`` may resume, oldest first; UsageError if none, or if ``out`` may not be written."""
+def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> Path | None:
+    """The benchmark to ``resume``; UsageError if there is none, or if ``out`` may not be written."""
     from emailrl.measure.benchmark import CONDITIONS, check_folder, is_unfinished
     from emailrl.measure.journal import nothing_to_resume
 
@@ -147,19 +142,18 @@ def _begun(out: Path | None, root: Path, *, overwrite: bool, resume: bool) -> li
     if resume and out is not None:
         if not (out / CONDITIONS).is_file():
             raise nothing_to_resume(out / CONDITIONS)
-        return [out]
+        return out
     if resume:
-        begun = sorted(filter(is_unfinished, root.glob("*")), key=lambda folder: folder.stat().st_mtime_ns)
-        if not begun:
-            hint = "Name one with --out, or drop --resume."
-            raise UsageError(f"Nothing to resume: {root} has no unfinished benchmark.", hint, "nothing-to-resume")
-        return begun
+        if begun := max(filter(is_unfinished, root.glob("*")), key=lambda each: each.stat().st_mtime_ns, default=None):
+            return begun
+        hint = "Name one with --out, or drop --resume."
+        raise UsageError(f"Nothing to resume: {root} has no unfinished benchmark.", hint, "nothing-to-resume")
     if out is not None:
         check_folder(out)
         if not overwrite and (out / CONDITIONS).exists():
             hint = "--resume, " if is_unfinished(out) else ""
             raise UsageError(f"{out} already holds a benchmark.", f"Use {hint}another --out, or --overwrite.", "exists")
-    return []
+    return None
 
 
 def _fresh_folder(root: Path) -> Path:
@@ -219,12 +213,12 @@ def _say_what_is_left(report: Report, folder: Path) -> None:
 
 def _suggest_next(report: Report) -> None:
     """Print the next command: inspect the first failure of the most telling kind; without failures, export."""
-    for failure, shown in FAILURES.items():
+    for failure in FAILURES:
         for result in report.results:
             verdicts = [verdict(trajectory) for trajectory in result.evaluation.trajectories]
             if failure in verdicts:
                 index = str(verdicts.index(failure))
-                print_next(["inspect-trajectory", str(result.trajectories), "--index", index], shown)
+                print_next(["inspect-trajectory", str(result.trajectories), "--index", index], failure)
                 return
     if adapters := [result.subject.adapter for result in report.results if result.subject.adapter]:
         print_next(["export", "--checkpoint", str(adapters[0].path)])
@@ -261,7 +255,6 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
     from rich.console import Group
     from rich.text import Text
 
-    report = replace(report, results=report.as_trained)
     conditions, records, titles = report.conditions, report.records(), _titles(report)
     temperature = conditions["temperature"]
     decoding = "greedy" if temperature == 0 else f"temperature {temperature:g}"
@@ -280,11 +273,6 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
         if not every
         else "tokens counts a conversation once, prompt tokens counts its prefix again at every turn; a chat server's "
         "tokens are prompt tokens + completion tokens: docs/guides/benchmark.md"
-    ]
-    lines += [
-        f"{titles[record['model']]} saw no injected instruction: no search or read returned an email"
-        for record in records
-        if record.get("attacked") and not any(record[f"{kind}_orders_seen"] for kind in _kinds_of_orders(record))
     ]
     lines += [f"note: {note}" for note in report.notes]
     biased = "the ones that finished soonest: a biased sample that does not measure the policy"

@@ -46,8 +46,9 @@ def note_runs_without_best(output_dir: Path, mode: str | None = None) -> None:
 
 
 def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings: Settings) -> list[Subject]:
-    """The policies to measure, with notes printed: those named, else the newest best checkpoint, else the model. Each
-    checkpoint, or exported adapter, is verified by its hashes and loaded on the base model it was trained on."""
+    """The policies to measure, with notes printed: those named, models first, as they were before training; else the
+    newest best checkpoint, else the model. Each checkpoint, or exported adapter, is verified by its hashes and loaded
+    on the base model it was trained on."""
     from emailrl.checkpoints import find_runs
     from emailrl.measure.benchmark import Subject
     from emailrl.model.resolve import find_adapter
@@ -61,8 +62,8 @@ def choose_subjects(checkpoints: Sequence[str], models: Sequence[str], settings:
     elif not checkpoints and not models:
         models = [settings.model.name]
     found = [find_adapter(which, output_dir) for which in checkpoints]
-    subjects = [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
-    subjects += [Subject(name, name) for name in models]
+    subjects = [Subject(name, name) for name in models]
+    subjects += [Subject(str(each.path.absolute()), each.base_model, each) for each in found]
     if takes_best or "best" in checkpoints:
         note_runs_without_best(output_dir)
     note_policies([*(each.path for each in found), *models], settings)

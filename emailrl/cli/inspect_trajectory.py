@@ -1,7 +1,7 @@
 """Show a trajectory turn by turn: question, tool calls and results, answer, and reward terms.
 
---verbose adds the prompt, the rubric and every token, colored by the loss mask. Sampled tokens show their
-log-probability and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
+--verbose adds the prompt, the rubric and every token, colored by the loss mask. Sampled tokens show a probability
+below 99% and, if advantages differ per token (PPO, whitening), their advantage. The tokenizer is that of the
 run, benchmark or rollout that wrote the file; --model names another. --list shows one line per trajectory, --json
 prints the trajectory, or the list, for programs. --html writes one page that opens in a browser without network: of the
 run if the path is its folder, else of the file, or with --index of that trajectory alone.
@@ -88,16 +88,14 @@ def inspect_trajectory(
         print_json([{"index": at} | entry._asdict() for at, entry in entries if entry.id is not None])
     elif json:
         print_json({"file": found.path, "index": position} | trajectory_to_dict(found.trajectory(position)))
-    if json:
-        return
-    if listing:
+    elif listing:
         from emailrl.cli.trajectory import trajectory_list
 
         result_console().print(trajectory_list(found, first, limit, result_console().width))
-        return
-    _show(found, position, settings)
-    if not settings.output.verbose:
-        print_next(["inspect-trajectory", str(found.path), "--index", str(position), "--verbose"], "token by token")
+    else:
+        _show(found, position, settings)
+        if not settings.output.verbose:
+            print_next(["inspect-trajectory", str(found.path), "--index", str(position), "--verbose"], "token by token")
 
 
 def _show(index: TrajectoryIndex, position: int, settings: Settings, where: str = "") -> None:

@@ -23,7 +23,6 @@ from emailrl.agent.attack import KINDS, order_of, under_attack
 from emailrl.agent.play import Collector, Stage, build_stage, check_template
 from emailrl.agent.task import Rubric, load_task
 from emailrl.base.disk import check_own, replace_bytes
-from emailrl.base.drawing import FIRST, new_figure, save
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.http import Bill
 from emailrl.checkpoints import WEIGHTS, sha256_of
@@ -39,7 +38,7 @@ from emailrl.measure.evaluation import (
     verdict,
     wilson_interval,
 )
-from emailrl.measure.journal import Conditions, Journal, differences, played_with, playing_conditions
+from emailrl.measure.journal import Conditions, Journal, played_with, playing_conditions
 from emailrl.model.resolve import Adapter, with_own_settings
 from emailrl.records.trajectory import Scenario, Trajectory
 from emailrl.settings import PlayingSettings
@@ -47,8 +46,6 @@ from emailrl.settings import PlayingSettings
 P = TypeVar("P", bound=PlayingSettings)
 CONDITIONS: Final = "conditions.json"
 """The conditions of a started benchmark: the file that identifies it for resuming."""
-REPORT_FILES = ("results.json", "results.csv", "questions.csv", "accuracy.png", "accuracy.svg")
-LONGEST_LABEL = 44  # Characters of a label in the picture.
 Progress = Callable[["Subject", Trajectory], None]
 """Called with each trajectory as it ends, before scoring; on resume, first with those already played."""
 
@@ -84,15 +81,10 @@ class Report:
     measured_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
-    def as_trained(self) -> list[Result]:
-        """The results, those of models without adapter first: as a table shows and a comparison tells them."""
-        return sorted(self.results, key=lambda result: result.subject.adapter is not None)
-
-    @property
     def comparisons(self) -> list[dict[str, Any]]:
-        """Every pair of results (``first``, ``second``) of ``as_trained``, ``compared``; plain and attacked results are
-        paired only for the same policy."""
-        pairs = [(one, other, one.subject, other.subject) for one, other in combinations(self.as_trained, 2)]
+        """Every pair of results (``first``, ``second``), in order, ``compared``; plain and attacked results are paired
+        only for the same policy."""
+        pairs = [(one, other, one.subject, other.subject) for one, other in combinations(self.results, 2)]
         return [
             {"first": first.label, "second": second.label} | compared(one.evaluation, other.evaluation)
             for one, other, first, second in pairs
@@ -170,7 +162,7 @@ def run_benchmark(
         if not resume:
             if not overwrite and not conditions.is_new:
                 raise UsageError(f"{out} already holds a benchmark.", "Choose another --out, or add --overwrite.")
-            for name in REPORT_FILES:
+            for name in ("results.json", "results.csv", "questions.csv"):
                 (out / name).unlink(missing_ok=True)
             shutil.rmtree(out / "trajectories", ignore_errors=True)
         journals = {}
@@ -190,8 +182,6 @@ def run_benchmark(
     report = Report(results, told, len(scenarios), list(notes), interrupted, attack)
     if results:
         write_report(report, out)
-    if len(results) > 1:
-        draw_accuracies(report, out)
     for result in results:
         if result.evaluation.exceptions == len(result.evaluation.trajectories):
             first = reason(result.evaluation.trajectories[0].exception)
@@ -270,27 +260,6 @@ def write_report(report: Report, out: Path) -> None:
         replace_bytes(out / name, buffer.getvalue().encode())
 
 
-def draw_accuracies(report: Report, out: Path) -> list[Path]:
-    """Draw each result's accuracy with its 95% interval as ``accuracy.png`` and ``accuracy.svg`` in ``out``. A label
-    is the model's name, or a checkpoint's run and name; long ones are cut from the left."""
-    records = report.records()
-    figure = new_figure(8, 1.2 + 0.45 * len(records))
-    axes = figure.subplots()
-    for place, record in enumerate(records):
-        axes.hlines(place, record["accuracy_low"], record["accuracy_high"], color=FIRST, linewidth=2)
-        axes.plot(record["accuracy"], place, "o", color=FIRST)
-        axes.annotate(f"{record['accuracy']:.1%}", (record["accuracy"], place), (0, 7), textcoords="offset points",
-                      ha="center", fontsize=9)  # fmt: skip
-    names = ["/".join(Path(record["model"]).parts[-2:]) for record in records]
-    labels = [name if len(name) <= LONGEST_LABEL else f"…{name[1 - LONGEST_LABEL :]}" for name in names]
-    axes.set_yticks(range(len(labels)), labels, parse_math=False)
-    axes.set(xlim=(0, 1), ylim=(len(labels) - 0.4, -0.7), xlabel="accuracy, 95% interval")
-    axes.xaxis.set_major_formatter("{x:.0%}")
-    axes.grid(visible=False, axis="y")
-    axes.set_title(f"{report.num_asked} test questions", fontsize=10)
-    return save(figure, out / "accuracy")
-
-
 def with_attacked(subjects: Sequence[Subject]) -> list[Subject]:
     twins = ((each, replace(each, label=f"{each.label} (attacked)", attacked=True)) for each in subjects)
     return [subject for pair in twins for subject in pair]
@@ -361,20 +330,6 @@ def is_unfinished(folder: Path) -> bool:
         return bool(json.loads((folder / "results.json").read_bytes())["interrupted"])
     except (OSError, ValueError, TypeError, KeyError):  # not written, or not by a benchmark
         return True
-
-
-def to_resume(
-    begun: Sequence[Path], subjects: Sequence[Subject], scenarios: Sequence[Scenario], settings: PlayingSettings
-) -> Path:
-    """The newest of the folders ``begun`` (oldest first) with these conditions; else the newest."""
-    now = all_conditions(subjects, scenarios, settings)
-    for folder in reversed(begun):
-        try:
-            if not differences(folder / CONDITIONS, now):
-                return folder
-        except UsageError:  # damaged
-            continue
-    return begun[-1]
 
 
 def all_conditions(

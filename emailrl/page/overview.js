@@ -129,7 +129,7 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div.tile", {}, el("dt", { text: name }), el("dd", {}, el("span.value", { text: value }), note ? outside(note, "span.under", {}) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
-  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", run.is_measured ? "a benchmark of this run's weights is under way" : "no benchmark of this run's weights in or beside its folder yet: emailrl benchmark makes one");
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "stands here once a benchmark of this run's weights has ended, in or beside its folder: emailrl benchmark, or the end of quickstart");
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);

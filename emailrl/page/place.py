@@ -16,16 +16,7 @@ from emailrl.base.disk import LOCK, is_locked, not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
 from emailrl.checkpoints import CONFIRMED, STATUS, list_checkpoints, run_folders
-from emailrl.page.results import (
-    Pair,
-    benchmark_record,
-    is_measured,
-    list_in,
-    pair_of,
-    pair_of_run,
-    read_object,
-    results_of,
-)
+from emailrl.page.results import Pair, benchmark_record, list_in, pair_of, pair_of_run, read_object, results_of
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
 
@@ -292,7 +283,6 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "comparisons": list_in(results, "comparisons", dict),
         "confirmed": read_object(folder / CONFIRMED) or None,
         "pair": pair and pair.record(),
-        "is_measured": pair is None and is_measured(folder, checkpoints),
         "status": _status(folder),
         "files": files,
         "total": sum(each["count"] for each in files),

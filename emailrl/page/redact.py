@@ -117,9 +117,7 @@ class Redactor:
             text, _ = _meant(value)
             self.learn_mailbox(_written(address) for address in _ADDRESSES.finditer(text))
             for line in _HEADER.findall(text):
-                for name in re.split(r"[;<>()\[\]@]|,(?=[^,]*,)", _ADDRESSES.sub(";", line)):
-                    words = re.findall(_WORD, name)
-                    self._note(words if len(words) <= 4 else [word for word in words if not word.islower()])
+                self.learn_names(re.split(r"[;<>()\[\]@]|,(?=[^,]*,)", _ADDRESSES.sub(";", line)))
             self.learn_names(_SENDER.findall(text))
             for name in _BEFORE.findall(text):
                 words = re.findall(_WORD, name)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from emailrl.base.disk import is_locked, stamp_of
+from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import WEIGHTS, Checkpoint
 from emailrl.measure.evaluation import Evaluation, compared
@@ -98,11 +98,13 @@ def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
     its parent's weights) on the same questions. Weights are told by their hash, so that a run which was moved or copied
     keeps its benchmarks, and never gets another's."""
     here, metadata = folder.resolve(), checkpoints[-1].metadata
-    newest = sorted(_near(here, "results.json"), key=lambda file: -file.stat().st_mtime_ns)
+    near = dict.fromkeys(each.resolve() for each in (*here.parents, Path("outputs"), Path()))
+    results = chain.from_iterable(each.glob("benchmarks/*/results.json") for each in near)
+    newest = sorted(results, key=lambda file: -file.stat().st_mtime_ns)
     found = chain.from_iterable(results_of(file.parent) for file in newest)
     whole = [each for each in found if each.get("complete") and not each.get("attacked")]
     tests = [each for each in whole if each.get("base_model") == metadata.base_model]
-    own = _weights(checkpoints)
+    own = {each.metadata.files[WEIGHTS] for each in checkpoints if WEIGHTS in each.metadata.files}
     if (after := next((each for each in tests if each["adapter"] in own), None)) is None:
         return None
     began: set[str | None] = {None}
@@ -112,22 +114,6 @@ def pair_of_run(folder: Path, checkpoints: Sequence[Checkpoint]) -> Pair | None:
         began = {each.get("files", {}).get(WEIGHTS, "") for each in of_parent}
         began.add(parent.rpartition(" sha256:")[2])
     return Pair(next((each for each in tests if each["adapter"] in began and _same_test(each, after)), None), after)
-
-
-def is_measured(folder: Path, checkpoints: Sequence[Checkpoint]) -> bool:
-    """Whether a process is measuring a run's weights now."""
-    own, begun = _weights(checkpoints), filter(is_locked, _near(folder.resolve(), "conditions.json"))
-    return any(own.intersection(list_in(read_object(each), "adapters", str)) for each in begun)
-
-
-def _near(folder: Path, name: str) -> Iterator[Path]:
-    """The files of this name of the benchmarks beside a run, a resolved folder, and below the working folder."""
-    near = dict.fromkeys([*folder.parents, Path("outputs").resolve(), Path().resolve()])
-    return chain.from_iterable(each.glob(f"benchmarks/*/{name}") for each in near)
-
-
-def _weights(checkpoints: Sequence[Checkpoint]) -> set[str]:
-    return {each.metadata.files[WEIGHTS] for each in checkpoints if WEIGHTS in each.metadata.files}
 
 
 def _same_test(one: Record, other: Record) -> bool:

@@ -141,10 +141,7 @@ _NOTHING = "default-src 'none'; frame-ancestors 'none'"
 _ONCE = ("Host", "Origin", "Sec-Fetch-Site")  # Headers that identify the client; duplicates would be ambiguous.
 
 
-_LOST = (
-    "Open the whole address that emailrl view printed, with its token, which keeps other users of this machine from "
-    "the mail. If it is lost, start emailrl view again."
-)
+_LOST = "Open the whole address that emailrl view printed, with its token; if it is lost, start emailrl view again."
 _REFUSAL = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>emailrl view</title>

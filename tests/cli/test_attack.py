@@ -114,4 +114,4 @@ def test_an_environment_of_ones_own_is_attacked_too_where_it_hands_over_mail(ema
     code, out, err = emailrl(*command("--model", "meek", "--attack", *own))
     assert code == 0, err
     assert json.loads(out.splitlines()[-1])[1]["cite_orders_seen"] == 0
-    assert "meek (attacked) saw no injected instruction: no search or read returned an email" in err
+    assert err.count("none seen") == len(KINDS)

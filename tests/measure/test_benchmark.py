@@ -275,7 +275,7 @@ def test_the_subjects_chosen(tmp_path: Path) -> None:
     [bare] = choose_subjects([], [], settings)
     assert bare == Subject(str(best.path), str(model), Adapter.of(best))
     both = choose_subjects(["best", str(best.path)], ["nano"], settings)
-    assert [subject.label for subject in both] == [str(best.path), "nano"]
+    assert [subject.label for subject in both] == ["nano", str(best.path)]  # as they were before training
 
 
 def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
     )
     subjects = choose_subjects(["best"], [str(model)], settings)
     report = run_benchmark(subjects, make_questions(3), settings, tmp_path / "out")
-    adapted, base = (list(read_trajectories(result.trajectories)) for result in report.results)
+    base, adapted = (list(read_trajectories(result.trajectories)) for result in report.results)
     assert {t.adapter_sha256 for t in adapted} == {checkpoint.metadata.files["adapter_model.safetensors"]}
     assert {t.run_id for t in adapted} == {"grpo_masked"} and {t.adapter_sha256 for t in base} == {None}
     assert [t.turns[0].completion_ids for t in adapted] != [t.turns[0].completion_ids for t in base]
@@ -294,6 +294,6 @@ def test_checkpoint_and_base_play_for_real(tmp_path: Path) -> None:
     section = settings.benchmark.model_copy(update={"bench_sequential": True})
     sequential = settings.model_copy(update={"benchmark": section})
     again = run_benchmark(subjects, make_questions(3), sequential, tmp_path / "again")
-    for result, before in zip(again.results, (adapted, base), strict=True):
+    for result, before in zip(again.results, (base, adapted), strict=True):
         ids = [t.turns[0].completion_ids for t in read_trajectories(result.trajectories)]
         assert ids == [t.turns[0].completion_ids for t in before]  # the same draws, alone or in a crowd

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from chromium import needs_chromium, shown
 from page.conftest import WRONG, make_run, write_weights, written
 from tiny import make_metadata
 
-from emailrl.base.disk import Lock
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import PageData, page
@@ -258,16 +256,6 @@ def test_a_benchmark_is_found_by_the_weights_that_it_measured(tmp_path: Path, tr
     assert tests_of(moved / "grpo") is None
     write_weights(moved / "renamed" / "best_model", b"trained further")
     assert tests_of(moved / "renamed") is None
-
-
-def test_a_benchmark_of_its_weights_that_runs_now_is_known(tmp_path: Path) -> None:
-    run, bench = tmp_path / "outputs" / "grpo", tmp_path / "outputs" / "benchmarks" / "b" / "conditions.json"
-    write_records(run / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
-    bench.parent.mkdir(parents=True)
-    bench.write_text(json.dumps({"adapters": [None, write_weights(run / "best_model", b"one", run_id="one")]}))
-    with closing(Lock(bench, create=False)):
-        assert run_record(place_of(run), [])["is_measured"]
-    assert not run_record(place_of(run), [])["is_measured"]
 
 
 @needs_chromium
