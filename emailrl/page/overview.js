@@ -294,7 +294,7 @@ function failures() {
     const found = rows.filter((row) => row.failure).length;
     return el("td", {}, el("span.share", {}, String(found), bar(0, 0, 1), el("span.under", { text: percent(found / rows.length) })));
   })));
-  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, brief(file.label), el("span.under.block", { text: plural(rows.length, "trajectory") })))];
+  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, outside(policyOf(file)), el("span.under.block", { text: plural(rows.length, "trajectory") })))];
   return section("Why answers fail", "How far the search for the email with the answer got. The longest bar is the commonest failure; each number opens its trajectories.", scroller("Failure classes", el("table.classes", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
@@ -331,6 +331,6 @@ function rewardOverview() {
   const last = held.findLast((file) => file.source === "step");
   const shown = [...compared(), last].filter(Boolean).map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
   const all = shown.flatMap(({ rows }) => rows);
-  const histograms = shown.map(({ file, rows }) => el("div", {}, brief(file.label, "h3"), histogram(rows, null, (low, high) => go(listOf({ file: file.name, rmin: low, rmax: high })), all)));
+  const histograms = shown.map(({ file, rows }) => el("div", {}, outside(policyOf(file), "h3"), histogram(rows, null, (low, high) => go(listOf({ file: file.name, rmin: low, rmax: high })), all)));
   return section("Rewards", "Click a bar to see its trajectories.", el("div.charts", {}, histograms));
 }
