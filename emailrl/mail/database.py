@@ -201,7 +201,6 @@ _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536")
-_TABLES = {"emails", "recipients", "addresses", "emails_fts", "stems", "meta"}
 _REBUILD_OLD = "Build it again: emailrl gen-db --db {} --overwrite (--source names the mail)."
 _NAMES = select(sqlite_master.c.name)
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
@@ -221,15 +220,12 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
         connection = _engine(db.absolute(), "mode=ro", pragmas).connect()
         try:
             names = set(connection.scalars(_NAMES))
-            is_other = "meta" in names and noted(connection, "schema_version") != str(SCHEMA_VERSION)
-            if is_other and str(noted(connection, "written_by")).startswith(MARK):
+            if "meta" not in names or not str(noted(connection, "written_by")).startswith(MARK):
+                what = "was not written by emailrl" if names else "is empty"
+                raise UsageError(f"The database {db} {what}.", _REBUILD)
+            if noted(connection, "schema_version") != str(SCHEMA_VERSION):
                 problem = f"The database {db} was written by another version of emailrl."
                 raise UsageError(problem, _REBUILD_OLD.format(db))
-            if missing := _TABLES - names:
-                what = f"has no table {max(missing)}" if names else "is empty"
-                raise UsageError(f"The database {db} {what}.", _REBUILD)
-            if is_other:
-                raise UsageError(f"The database {db} was not written by emailrl.", _REBUILD)
         except BaseException:
             connection.close()
             raise

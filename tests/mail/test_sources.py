@@ -77,7 +77,7 @@ def test_an_archive_that_breaks_off_says_how_far_it_got(path: Path, content: byt
 
 
 def test_a_large_mbox_in_an_archive_is_read_piece_by_piece(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_START_BYTES", 4096)
+    monkeypatch.setattr(archive, "READ_BYTES", 4096)
     box = mbox(*(text(number, 600) + b"\n" for number in range(20)))
     members = {"1.": text(99), "Takeout/All mail.mbox": box, "2.": text(50, 6000), "3.": text(51, 9000), "4.": text(52)}
     whole = make_tar(members)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources.documents import MAX_BYTES, MAX_CHARS, PDF_START, WORD_MEMBER, ZIP_START, Documents
+from emailrl.mail.sources.documents import MAX_CHARS, PDF_START, WORD_MEMBER, ZIP_START, Documents
 from emailrl.mail.sources.headers import shown_name
 from emailrl.mail.sources.message import Part
 from emailrl.mail.sources.reading import RawEmail
-from emailrl.mail.sources.text import calendar_to_text, decode, html_to_text
+from emailrl.mail.sources.text import beginning, calendar_to_text, decode, html_to_text
 
 documents = Documents()
 
@@ -49,7 +49,8 @@ def _text(name: str, part: Part) -> str | None:
     if kind is None:
         return None
     charset = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else part.charset
-    if len(content) > MAX_BYTES or (b"\0" in content and charset != "utf-16"):
+    content = beginning(content, 4 * MAX_CHARS)
+    if b"\0" in content and charset != "utf-16":
         return ""
     text = decode(content, charset or "us-ascii", []).replace("\r\n", "\n").removeprefix("\ufeff")
     if kind == "html":
