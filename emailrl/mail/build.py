@@ -161,9 +161,8 @@ def _keys_in(old: Path, *, texts: bool) -> Iterator[Keys]:
         if bool(database.noted(opened, "attachment_text")) != texts:
             holds, hint = ("no ", "Leave out") if texts else ("the ", "Repeat")
             raise UsageError(f"{old} holds {holds}texts of attached files.", f"{hint} --attachment-text, {_OR_ANEW}")
-        columns = "message_id, subject, from_address, body, date, attachments"
-        rows = database.driver(opened).execute(f"SELECT {columns} FROM emails")
-        yield from (keys_of(*row) for row in rows)
+        keyed = "SELECT message_id, subject, from_address, body, date, attachments FROM emails"
+        yield from (keys_of(*row) for row in database.driver(opened).execute(keyed))
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------

@@ -192,9 +192,6 @@ HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database
 """The hint if a database has changed since a run was started on it."""
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
 OTHER_FILE = "Name another file with --db."
-HOW_TO_BUILD = (
-    "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
-)
 MARK = "emailrl "  # the start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized
 _REBUILD = "Name another file with --db, or move this one away and build it again with emailrl gen-db."
 _HEADER = b"SQLite format 3\0"
@@ -340,7 +337,9 @@ def how_to_get(db: Path) -> str:
     """Return what to do about a missing database: name another of the same folder, or build one."""
     if others := sorted(other.name for other in db.parent.glob("*.db") if other != db):
         return f"Name one with --db or EMAILRL_DB; {db.parent} has {', '.join(others)}."
-    return f"{HOW_TO_BUILD}. If there is one elsewhere, name it with --db."
+    demo = "emailrl gen-db --source demo --db data/demo.db"
+    how = f"Index mail: emailrl gen-db --source PATH; or the demo mailbox: {demo}"
+    return f"{how}. If there is one elsewhere, name it with --db."
 
 
 def database_fingerprint(db: Path) -> str:

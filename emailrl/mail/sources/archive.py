@@ -52,7 +52,8 @@ _START = re.compile(rb"(?:\xef\xbb\xbf)?" + _FROM + rb"[^\r\n]{0,900}\r?\n(?:" +
 MBOX_STARTS = (b"From ", b"\xef\xbb\xbfFrom ")
 _ENVELOPE_BYTES = 2048  # maximum length of a match of ``_ENVELOPE``
 _STATUS = b"\nX-Mozilla-Status:"
-_EXPUNGED = 0x0008  # Thunderbird's flag for an email that will be removed when its folder is compacted
+_EXPUNGED = re.compile(rb"[ \t]*[0-9a-fA-F]*[89a-fA-F]\s")  # Thunderbird's flag 8: removed when it compacts the folder
+_HEADERS_END = re.compile(rb"\n\r?\n")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 BLOCK = 512
@@ -119,12 +120,7 @@ def _pieces(blocks: Iterator[bytes], largest: int) -> Iterator[bytes | None]:
 
 def _is_deleted(piece: bytes) -> bool:
     at = piece.find(_STATUS)
-    if at < 0 or any(piece.find(end, 0, at + 1) >= 0 for end in (b"\n\n", b"\r\n\r\n")):  # in the body
-        return False
-    try:
-        return bool(int(piece[at + len(_STATUS) :].split(None, 1)[0], 16) & _EXPUNGED)
-    except (ValueError, IndexError):
-        return False
+    return at >= 0 and bool(_EXPUNGED.match(piece, at + len(_STATUS)) and not _HEADERS_END.search(piece, 0, at + 1))
 
 
 def is_tar_header(block: bytes) -> bool:

@@ -134,10 +134,10 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
         return Source(items, lambda: 1.0 if file.closed else min(file.tell() / size, 1.0) or None, largest)
     with path.open("rb") as single:
         start = single.read(_START_BYTES)
-    if start.startswith(outlook.DATA_START):
-        return Source(iter([partial(outlook.emails_of, path, "", allow_truncated)]), max_message_bytes=largest)
-    if begins_mail(start) or start.startswith(outlook.MESSAGE_START):
-        return Source(iter([(path.name, path)]), max_message_bytes=largest)
+    is_data = start.startswith(outlook.DATA_START)
+    if is_data or begins_mail(start) or start.startswith(outlook.MESSAGE_START):
+        item: Found = partial(outlook.emails_of, path, "", allow_truncated) if is_data else (path.name, path)
+        return Source(iter([item]), max_message_bytes=largest)
     start = start_of(path, _START_BYTES)
     if not start:
         raise UsageError(f"{path} is truncated or damaged before its first message.", "Download the file again.")

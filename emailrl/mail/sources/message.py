@@ -31,15 +31,7 @@ from emailrl.mail.sources.headers import (
     shown_name,
 )
 from emailrl.mail.sources.reading import MAX_READ_BYTES, RawEmail, Skipped, made_up_id
-from emailrl.mail.sources.text import (
-    beginning,
-    calendar_to_text,
-    decode,
-    enriched_to_text,
-    flowed_to_text,
-    from_base64,
-    html_to_text,
-)
+from emailrl.mail.sources.text import as_text, beginning, decode, from_base64
 
 PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
@@ -99,8 +91,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         raw = raw.removeprefix(b"\xef\xbb\xbf").lstrip(b"\n")
     if raw[:5] == b"From " and _ENVELOPE.match(raw):
         raw = raw.partition(b"\n")[2]
-    end = raw.find(b"\n\n")
-    head = raw[:end] if end >= 0 else raw
+    head = raw.partition(b"\n\n")[0]
     defects: list[str] = []
     try:
         files, kind = list[Part](), ""
@@ -453,16 +444,7 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
         if (rank := _rank(part, named)) == _NO_TEXT:
             return []
         text = decode(part.decoded(defects), part.charset or "us-ascii", defects).replace("\r\n", "\n")
-        match part.get_content_type():
-            case "text/html":
-                text = html_to_text(text, defects)
-            case "text/calendar":
-                text = calendar_to_text(text)
-            case "text/enriched":
-                text = enriched_to_text(text)
-            case "text/plain" if part.parameter("format").lower() == "flowed":
-                text = flowed_to_text(text, delete_spaces=part.parameter("delsp").lower() == "yes")
-        return [(rank, text)]
+        return [(rank, as_text(part.get_content_type(), text, part.parameter, defects))]
     if part.get_content_type() != "multipart/alternative":
         found = [text for one in part.inside for text in _texts(one, named, defects)]
         found = [one for one in found if one[0] != _DATA] or found

@@ -168,16 +168,9 @@ def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[st
     with suppress(OverflowError):  # before the year 1 or after 9999
         if isinstance(value, float | int):
             return _EPOCH + timedelta(milliseconds=value), []
-        if moment := _from_text(value) if isinstance(value, str) else value:
+        if moment := parse_date(value) if isinstance(value, str) else value:
             return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC), []
     return None, ["bad_date"]
-
-
-def _from_text(value: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(value)
-    except ValueError:
-        return parse_date(value)
 
 
 def is_mail_parquet(path: Path) -> bool:
@@ -262,13 +255,12 @@ def is_mail_table(start: bytes) -> bool:
 
 def read_table(stream: BufferedReader, inside: str, largest: int) -> Iterator[tuple[str, TableMail] | Skipped]:
     """Yield the messages of the table as (file after ``inside``, bytes)."""
-    header: list[bytes] = []
-    for number, record in enumerate(record for record in _records(stream, largest) if record not in (b"\n", b"\r\n")):
+    records = (each for each in _records(stream, max(largest, READ_BYTES)) if each not in (b"\n", b"\r\n"))
+    header = _fields(next(records).removeprefix(b"\xef\xbb\xbf"))
+    file_column, message_column = map(header.index, _TABLE_COLUMNS)
+    for number, record in enumerate(records, 1):
         row = _fields(record)
-        if not number:
-            header = _fields(record.removeprefix(b"\xef\xbb\xbf"))
-            file_column, message_column = map(header.index, _TABLE_COLUMNS)
-        elif len(row) == len(header):
+        if len(row) == len(header):
             yield inside + row[file_column].decode("utf-8", "surrogateescape"), TableMail(row[message_column])
         else:
             yield Skipped("bad_row" if record else "too_large", f"{inside}row {number}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import re
 import tomllib
+from collections.abc import Callable
 from encodings.aliases import aliases
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,6 +137,20 @@ def _has_strays(content: bytes) -> bool:
     """Whether there are more other characters among those of Base64 than a broken line has."""
     written = content.translate(None, b" \t\n\r\v\f")
     return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
+
+
+def as_text(kind: str, text: str, parameter: Callable[[str], str], defects: list[str]) -> str:
+    """Return what a text of a MIME type, which may have a ``parameter``, shows."""
+    match kind:
+        case "text/html":
+            return html_to_text(text, defects)
+        case "text/calendar":
+            return calendar_to_text(text)
+        case "text/enriched":
+            return enriched_to_text(text)
+        case "text/plain" if parameter("format").lower() == "flowed":
+            return flowed_to_text(text, delete_spaces=parameter("delsp").lower() == "yes")
+    return text
 
 
 def enriched_to_text(text: str) -> str:
