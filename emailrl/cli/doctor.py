@@ -21,7 +21,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -224,19 +223,17 @@ def _model(model: ModelSettings, *, has_gpu: bool) -> Check:
 
 
 def _data(db: Path, questions: Path | None) -> Iterable[Check]:
-    from emailrl.mail.database import how_to_get
+    from emailrl.mail.database import how_to_get, opened
     from emailrl.questions.load import HUB_QUESTIONS, has_enron_email, questions_file
 
     database = Check("database", "missing", f"no such file: {db}", how_to_get(db))
     if db.is_file():
         try:
-            with closing(sqlite3.connect(f"{db.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-                emails = connection.execute("SELECT count(*) FROM emails").fetchone()[0]
-                connection.execute("SELECT rowid FROM emails_fts LIMIT 1").fetchall()
+            with opened(db) as connection:
+                emails = connection.exec_driver_sql("SELECT count(*) FROM emails").scalar_one()
             database = Check("database", "ok", f"{db}, {emails:,} emails, {db.stat().st_size / 1024**2:,.1f} MiB")
-        except sqlite3.Error as error:
-            remedy = "Move it away and build it again: emailrl gen-db"
-            database = Check("database", "broken", f"{db}: {error}", remedy)
+        except EmailRLError as error:
+            database = Check("database", "broken", error.message, error.hint)
     yield database
     beside = questions_file(db)
     questions = questions or (beside if beside.is_file() else None)

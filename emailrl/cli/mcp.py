@@ -35,6 +35,7 @@ def mcp(
     trust: Trust = False,
 ) -> None:
     import asyncio
+    from functools import partial
     from importlib.util import find_spec
 
     from emailrl.agent.task import agent_mailbox
@@ -50,14 +51,13 @@ def mcp(
     own = find_inbox(settings.store.db, inbox)
     agent = settings.agent.model_copy(update={"show_names": True})  # as people search; ART-E's is for training
     loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
-    with agent_mailbox(agent, settings.store.db, own, None) as mailbox:
-        ask = (lambda question: loaded().answer(question, own)) if settings.is_chat or find_spec("torch") else None
-        server = build_server(mailbox, agent, ask)
-        if not http:
-            say("Serving MCP on stdin and stdout.")
-            asyncio.run(serve_stdio(server))
-            return
-        from emailrl.integrations.guard import Guard, listen
+    ask = (lambda question: loaded().answer(question, own)) if settings.is_chat or find_spec("torch") else None
+    server = build_server(partial(agent_mailbox, agent, settings.store.db, own, None), agent, ask)
+    if not http:
+        say("Serving MCP on stdin and stdout.")
+        asyncio.run(serve_stdio(server))
+        return
+    from emailrl.integrations.guard import Guard, listen
 
-        token = server_token(host, settings.store.server_token)
-        listen(Guard(server.streamable_http_app(host=host), token), host, port, f"MCP at http://{host}:{port}/mcp")
+    token = server_token(host, settings.store.server_token)
+    listen(Guard(server.streamable_http_app(host=host), token), host, port, f"MCP at http://{host}:{port}/mcp")

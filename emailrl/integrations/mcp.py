@@ -4,12 +4,15 @@ read-only. One server has one inbox, which no argument can change."""
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mcp import types
 from mcp.server.lowlevel import Server
+from mcp.shared.message import SessionMessage
 
 import emailrl
 from emailrl.agent.task import with_names
@@ -52,8 +55,11 @@ OUTPUTS: Final[dict[str, dict[str, Any]]] = {
 """The properties of each tool's structured result."""
 
 
-def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], Answer] | None) -> Server[Any]:
-    """The server of one mailbox; ``ask`` is called in a thread, one question at a time, and listed only if given."""
+def build_server(
+    opened: Callable[[], Mailbox], agent: AgentSettings, ask: Callable[[str], Answer] | None
+) -> Server[Any]:
+    """The server of one mailbox, ``opened`` for each call, since the database may be replaced; ``ask`` is called in a
+    thread, one question at a time, and listed only if given."""
     schemas = tool_schemas(agent.model_copy(update={"read_threads": True}))
     functions = {schema["function"]["name"]: schema["function"] for schema in schemas} | {"ask": ASK}
     functions["search_emails"]["description"] += NAMED
@@ -72,6 +78,7 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
     async def call(context: Any, parameters: types.CallToolRequestParams) -> types.CallToolResult:
         name, arguments = parameters.name, parameters.arguments or {}
         try:
+            mailbox = opened()
             if name not in names:
                 raise ToolError(f"Unknown tool: {name!r}.")
             if name == "ask":
@@ -96,7 +103,7 @@ def build_server(mailbox: Mailbox, agent: AgentSettings, ask: Callable[[str], An
         framed = FRAMED.format(nonce=secrets.token_hex(8), content=to_json(value))
         return types.CallToolResult(content=[types.TextContent(text=framed)], structured_content=value)
 
-    version, told = emailrl.__version__, INSTRUCTIONS.format(inbox=mailbox.inbox)
+    version, told = emailrl.__version__, INSTRUCTIONS.format(inbox=opened().inbox)
     return Server("emailrl", version=version, instructions=told, on_list_tools=list_tools, on_call_tool=call)
 
 
@@ -105,4 +112,19 @@ async def serve_stdio(server: Server[Any]) -> None:
     from mcp.server.stdio import stdio_server
 
     async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+        await server.run(_readable(read, write), write, server.create_initialization_options())
+
+
+async def _readable(read: Any, write: Any) -> Any:
+    """Yield the client's messages; what is none is answered with an error, under its id if it has one."""
+    async for item in read:
+        if isinstance(item, SessionMessage):
+            yield item
+            continue
+        own = None
+        with suppress(Exception):  # of any kind, as the client's text may be anything
+            given = item.errors()[0]["input"]
+            given = (json.loads(given) if isinstance(given, str) else given)["id"]
+            own = given if isinstance(given, int) or given.isprintable() else None
+        error = types.ErrorData(code=types.INVALID_REQUEST, message="This is not a JSON-RPC message in valid Unicode.")
+        await write.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=own, error=error)))

@@ -18,14 +18,7 @@ from emailrl.base.errors import UsageError
 from emailrl.integrations.mail_search import DB, scenarios
 from emailrl.mail.database import emails, opened
 from emailrl.measure.export import template_in
-from emailrl.questions.load import (
-    has_only_demo_email,
-    questions_file,
-    read_questions,
-    with_questions,
-    write_demo,
-    write_scenarios,
-)
+from emailrl.questions import load
 from emailrl.settings import Settings
 from emailrl.settings.names import by_name
 
@@ -46,11 +39,11 @@ def publish(kind: Kind, out: Path, settings: Settings, db: Path | None) -> dict[
         data = folder / "mail_search/data"
         data.mkdir(parents=True)
         if db is None:
-            write_demo(data / DB, settings=settings.store, seed=settings.training.seed)
+            load.write_demo(data / DB, settings=settings.store, seed=settings.training.seed)
         else:
             shutil.copyfile(db, data / DB)
-            questions = read_questions(None, with_questions(settings.data, db)[0]).answered()
-            write_scenarios(questions_file(data / DB), questions.scenarios)
+            questions = load.read_questions(None, load.with_questions(settings.data, db)[0]).answered()
+            load.write_scenarios(load.questions_file(data / DB), questions.scenarios)
         (data / "emailrl.toml").write_text(_toml(settings), "utf-8")
         told = _card(kind, data) | {"max_turns": settings.agent.max_turns, "reward": settings.rewards.reward}
         for template in sorted((TEMPLATES / kind).rglob("*.jinja")):
@@ -66,7 +59,7 @@ def _card(kind: Kind, data: Path) -> dict[str, Any]:
     return {
         "kind": kind,
         "version": emailrl.__version__,
-        "is_demo": has_only_demo_email(data / DB),
+        "is_demo": load.has_only_demo_email(data / DB),
         "num_emails": num_emails,
         "num_questions": len(found),
         "splits": dict(Counter(scenario.split or "test" for scenario in found)),

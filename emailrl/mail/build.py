@@ -29,17 +29,6 @@ from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.install import need
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import database
-from emailrl.mail.database import (
-    INDEXES,
-    TABLES,
-    TRIGGERS,
-    connect,
-    connect_for_loading,
-    driver,
-    parties_text,
-    party_word,
-    reading,
-)
 from emailrl.mail.languages import FOREIGN, Stems
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
@@ -102,6 +91,8 @@ def build_database(
     progress = progress or (lambda phase, messages, total: None)
     if settings.attachment_text:
         need("pypdf", "ATTACHMENT_TEXT")
+    if sync and limit:
+        raise UsageError("--sync would remove the emails that --limit leaves out.", "Choose one.")
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     judge = functools.partial(sift, settings=settings)
     with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append, sync=sync) as (db, building):
@@ -130,13 +121,8 @@ def build_database(
                     progress("read", seen, seen)
             added, removed = loader.mails - num_before + len(before), len(before)
             is_new = loader.mails > 0 and added + removed > 0
-            if is_new and removed:
-                with database.opened(db) as connection:
-                    is_added_to = database.noted(connection, "appended")
-                if is_added_to or 2 * removed > num_before:
-                    why = ", added to by --append" if is_added_to else f", most of its {num_before:,}: is it all there?"
-                    raise UsageError(f"--sync would remove {removed:,} emails from {db}{why}.", _TO_ADD)
             if is_new:
+                _check_removal(db, removed, num_before)
                 loader.write(progress, texts=settings.attachment_text)
         if is_new:
             try:
@@ -159,13 +145,24 @@ def build_database(
     return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
 
 
+def _check_removal(db: Path, removed: int, num_before: int) -> None:
+    """Raise UsageError if ``sync`` would remove what another source has added, or most emails."""
+    if removed:
+        with database.opened(db) as connection:
+            is_added_to = database.noted(connection, "appended")
+        if is_added_to or 2 * removed > num_before:
+            why = ", added to by --append" if is_added_to else f", most of its {num_before:,}"
+            raise UsageError(f"--sync would remove {removed:,} emails from {db}{why}.", _TO_ADD)
+
+
 def _keys_in(old: Path, *, texts: bool) -> Iterator[Keys]:
-    """The keys of every email of a database; UsageError if it has texts of files that this build would lose."""
-    with contextlib.closing(connect(old, mapped=False)) as opened:
-        if database.noted(opened, "attachment_text") and not texts:
-            raise UsageError(f"{old} holds the texts of attached files.", f"Repeat --attachment-text, {_OR_ANEW}")
-        rows = driver(opened).execute("SELECT message_id, subject, from_address, body, date, attachments FROM emails")
-        yield from (keys_of(*row) for row in rows)
+    """The keys of every email of a database; UsageError unless it has ``texts`` of files as this build will."""
+    with contextlib.closing(database.connect(old, mapped=False)) as opened:
+        if bool(database.noted(opened, "attachment_text")) != texts:
+            holds, hint = ("no ", "Leave out") if texts else ("the ", "Repeat")
+            raise UsageError(f"{old} holds {holds}texts of attached files.", f"{hint} --attachment-text, {_OR_ANEW}")
+        keyed = "SELECT message_id, subject, from_address, body, date, attachments FROM emails"
+        yield from (keys_of(*row) for row in database.driver(opened).execute(keyed))
 
 
 # -- the target: what may be replaced, and by one build at a time -----------------------------------------------------
@@ -247,7 +244,7 @@ def _naming(db: Path) -> Iterator[None]:
         yield
     except database.SQLITE_ERRORS as error:
         if database.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
-            with reading(db):
+            with database.reading(db):
                 raise
         hint = "It is unchanged."
         raise EmailRLError(f"The database {db} cannot be written: {database.reason(error)}.", hint) from error
@@ -295,12 +292,12 @@ class _PartyWords(dict[str, str]):
 
     def __missing__(self, address: str) -> str:
         self._last += 1
-        self[address] = word = party_word(self._last)
+        self[address] = word = database.party_word(self._last)
         return word
 
     def know(self, numbered: Iterable[tuple[str, int]]) -> None:
         for address, number in numbered:
-            self[address] = party_word(number)
+            self[address] = database.party_word(number)
             self._last = max(self._last, number)
 
     def numbers(self) -> Iterator[tuple[str, int]]:
@@ -314,12 +311,12 @@ class _Loader:
         self.mails = self.recipients = self.attachments = 0
         self._fingerprint = 0  # the sum of the digests of the old and the added emails, whatever their order
         self._words = _PartyWords()  # of every address, old and new
-        self._old = connect(old, mapped=False) if old else None
+        self._old = database.connect(old, mapped=False) if old else None
         if self._old:
             self._fingerprint = int(database.noted(self._old, "fingerprint") or "0", 16)
-            self._words.know(driver(self._old).execute("SELECT address, id FROM addresses"))
-        self._connection = connect_for_loading(path)
-        self._sql = driver(self._connection)
+            self._words.know(database.driver(self._old).execute("SELECT address, id FROM addresses"))
+        self._connection = database.connect_for_loading(path)
+        self._sql = database.driver(self._connection)
         staging = path.with_name(f"{path.name}-staging")
         staging.unlink(missing_ok=True)  # a build that was killed may leave it
         staging.touch(exist_ok=False)
@@ -335,7 +332,7 @@ class _Loader:
         people = mail.people.split("\n") if mail.people else []
         parties = [mail.from_address] if mail.from_address else []
         parties += [line.partition(" ")[2] for line in people]
-        self._unstaged.append((*mail[:12], parties_text(map(self._words.__getitem__, parties))))
+        self._unstaged.append((*mail[:12], database.parties_text(map(self._words.__getitem__, parties))))
         self.mails += 1
         if mail.attachments:
             self.attachments += 1 + mail.attachments.count("\n")
@@ -356,15 +353,15 @@ class _Loader:
         staying = self._staying()
         sql, known, ends = self._sql, 0, None
         if self._old:
-            sql.executemany(_STAGE, driver(self._old).execute(_STAGED_BEFORE, staying or (-1, 0)))
+            sql.executemany(_STAGE, database.driver(self._old).execute(_STAGED_BEFORE, staying or (-1, 0)))
         sql.execute("CREATE TABLE staging.ranked AS SELECT n FROM mail ORDER BY date DESC, message_id DESC")
         sql.execute("COMMIT")
         if staying and self._old:
-            driver(self._old).backup(sql)
+            database.driver(self._old).backup(sql)
             sql.execute("PRAGMA journal_mode = OFF")  # the copy has the journal of the original
         sql.execute("BEGIN")
         if staying:
-            for head in TRIGGERS:
+            for head in database.TRIGGERS:
                 sql.execute(f"DROP TRIGGER IF EXISTS {head.partition(' ')[0]}")
             (known,) = sql.execute("SELECT coalesce(max(id), 0) FROM addresses").fetchone()
             sql.execute(f"{_UNINDEX} WHERE id <= ? OR id >= ?", staying)
@@ -374,7 +371,7 @@ class _Loader:
             query = "SELECT coalesce(min(id) - 1, ?), coalesce(max(id), ?) FROM emails"
             ends = sql.execute(query, (above, above)).fetchone()
         else:
-            for statement in TABLES:
+            for statement in database.TABLES:
                 self._connection.execute(statement)
         self._load(ends, progress)
         numbers = (item for item in self._words.numbers() if item[1] > known)
@@ -390,9 +387,9 @@ class _Loader:
                 sql.execute(_CONFIGURE, ("merge", _MERGE_PAGES))
         else:
             sql.execute("INSERT INTO emails_fts(emails_fts) VALUES ('optimize')")
-            for statement in INDEXES:
+            for statement in database.INDEXES:
                 self._connection.execute(statement)
-        for head, body in TRIGGERS.items():
+        for head, body in database.TRIGGERS.items():
             sql.execute(f"CREATE TRIGGER {head} BEGIN {body} END")
         sql.executemany(_CONFIGURE, _DEFAULTS.items())
         values = {
@@ -413,7 +410,7 @@ class _Loader:
         """The ids around the old emails that keep theirs (older than all new ones); None to write all anew."""
         if self._old is None:
             return None
-        old, new = driver(self._old), self._sql
+        old, new = database.driver(self._old), self._sql
         dated = "SELECT date, message_id FROM mail WHERE date IS NOT NULL ORDER BY date, message_id LIMIT 1"
         date, message_id = new.execute(dated).fetchone() or ("~", "")  # which sorts after all dates
         (last,) = new.execute("SELECT coalesce(max(message_id), '') FROM mail WHERE date IS NULL").fetchone()

@@ -192,16 +192,12 @@ HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database
 """The hint if a database has changed since a run was started on it."""
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
 OTHER_FILE = "Name another file with --db."
-HOW_TO_BUILD = (
-    "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
-)
 MARK = "emailrl "  # the start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized
 _REBUILD = "Name another file with --db, or move this one away and build it again with emailrl gen-db."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
 _LOADING = ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE", "cache_size = -65536")
-_TABLES = {"emails", "recipients", "addresses", "emails_fts", "stems", "meta"}
 _REBUILD_OLD = "Build it again: emailrl gen-db --db {} --overwrite (--source names the mail)."
 _NAMES = select(sqlite_master.c.name)
 _NOTED = select(meta.c.value).where(meta.c.key == bindparam("key"))
@@ -221,15 +217,12 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
         connection = _engine(db.absolute(), "mode=ro", pragmas).connect()
         try:
             names = set(connection.scalars(_NAMES))
-            is_other = "meta" in names and noted(connection, "schema_version") != str(SCHEMA_VERSION)
-            if is_other and str(noted(connection, "written_by")).startswith(MARK):
+            if "meta" not in names or not str(noted(connection, "written_by")).startswith(MARK):
+                what = "was not written by emailrl" if names else "is empty"
+                raise UsageError(f"The database {db} {what}.", _REBUILD)
+            if noted(connection, "schema_version") != str(SCHEMA_VERSION):
                 problem = f"The database {db} was written by another version of emailrl."
                 raise UsageError(problem, _REBUILD_OLD.format(db))
-            if missing := _TABLES - names:
-                what = f"has no table {max(missing)}" if names else "is empty"
-                raise UsageError(f"The database {db} {what}.", _REBUILD)
-            if is_other:
-                raise UsageError(f"The database {db} was not written by emailrl.", _REBUILD)
         except BaseException:
             connection.close()
             raise
@@ -344,7 +337,9 @@ def how_to_get(db: Path) -> str:
     """Return what to do about a missing database: name another of the same folder, or build one."""
     if others := sorted(other.name for other in db.parent.glob("*.db") if other != db):
         return f"Name one with --db or EMAILRL_DB; {db.parent} has {', '.join(others)}."
-    return f"{HOW_TO_BUILD}. If there is one elsewhere, name it with --db."
+    demo = "emailrl gen-db --source demo --db data/demo.db"
+    how = f"Index mail: emailrl gen-db --source PATH; or the demo mailbox: {demo}"
+    return f"{how}. If there is one elsewhere, name it with --db."
 
 
 def database_fingerprint(db: Path) -> str:

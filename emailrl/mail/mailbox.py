@@ -14,6 +14,7 @@ import os
 import re
 import sqlite3
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import chain
@@ -22,17 +23,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
 
 from emailrl.base.errors import EmailRLError, ToolError
-from emailrl.mail.database import (
-    PARTY,
-    SNIPPET_WORDS,
-    connect,
-    driver,
-    named,
-    names_of,
-    no_database,
-    party_word,
-    reading,
-)
+from emailrl.mail import database
 from emailrl.mail.languages import (
     closed,
     english_forms,
@@ -88,18 +79,18 @@ class Email:
 
     def named(self, address: str) -> str:
         """Return an address with its name, if it has one: ``Ann Lee <ann@x.org>``."""
-        return named(self.names, address)
+        return database.named(self.names, address)
 
 
 class _Reader:
     """A read-only connection, closed when its thread no longer refers to it."""
 
     def __init__(self, db: Path) -> None:
-        self._opened = connect(db)
+        self._opened = database.connect(db)
         finalize(self, self._opened.close)
-        self.connection = driver(self._opened)
+        self.connection = database.driver(self._opened)
         self.meanings = dict[str, tuple[str, list[str]]]()  # of keywords, as in ``Mailbox._meaning``
-        with reading(db):
+        with database.reading(db):
             self.has_stems = self.connection.execute("SELECT 1 FROM stems LIMIT 1").fetchone() is not None
 
 
@@ -114,7 +105,7 @@ class _Readers(threading.local):
 _readers = _Readers()
 
 
-class Mailbox:
+class Mailbox(AbstractContextManager["Mailbox"]):
     """The emails that one address sent or received, up to a date; read-only, for one thread."""
 
     def __init__(
@@ -141,7 +132,7 @@ class Mailbox:
         try:
             stat = os.stat(db)
         except OSError:
-            raise no_database(self.db) from None
+            raise database.no_database(self.db) from None
         key = (str(db), stat.st_dev, stat.st_ino, stat.st_mtime_ns, os.getpid())
         self._reader: _Reader | None = _readers.by_file.get(key) or _Reader(self.db)
         _readers.by_file[key] = _readers.latest = self._reader
@@ -229,11 +220,10 @@ class Mailbox:
         if not self.names or "@" in address or not marked(address) or self._party(address):
             return [address]
         forms = [words_of(" ".join([*spellings(word), *self._foreign_forms(word)])) for word in words_of(address)]
-        match = " AND ".join(f"({' OR '.join(quoted(PARTY + form) for form in each)})" for each in forms)
+        match = " AND ".join(f"({' OR '.join(quoted(database.PARTY + form) for form in each)})" for each in forms)
         rows = self._rows(_NAMED, (f"extra : ({match}) AND {self._member}", MOST_COUNTED)) if self._member else []
-        names = {
-            each: words_of(f"{name} {closed(name)}") for (lines,) in rows for each, name in names_of(lines).items()
-        }
+        named = (pair for (lines,) in rows for pair in database.names_of(lines).items())
+        names = {each: words_of(f"{name} {closed(name)}") for each, name in named}
         return [each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS]
 
     def read(self, message_id: str) -> Email | None:
@@ -250,7 +240,7 @@ class Mailbox:
         if is_late or self.inbox not in (sender, *(address for address, _ in people)):
             return None
         to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
-        names = names_of(lines)
+        names = database.names_of(lines)
         more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
         return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
 
@@ -267,9 +257,6 @@ class Mailbox:
     def close(self) -> None:
         """Release the database; further calls raise ``EmailRLError``."""
         self._reader = None
-
-    def __enter__(self) -> Mailbox:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -317,11 +304,11 @@ class Mailbox:
     def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
         """FTS5's snippet of subject or body (None: not made yet, since the email is long), or an excerpt if it is too
         long or too slow; a preview for an email that was found by names alone."""
-        is_other = self.names and snippet is not None and PARTY in snippet
+        is_other = self.names and snippet is not None and database.PARTY in snippet
         if snippet is not None and len(snippet) <= LONGEST_SNIPPET and not is_other:
             return snippet
         [(subject, body)] = self._rows(_TEXT, (message_id,))
-        with reading(self.db):
+        with database.reading(self.db):
             text = f"{subject}\n{body}".lower()
             if is_other and text.isascii() and not any(each.lower() in text for each in keywords):
                 return preview(subject, body)
@@ -337,7 +324,7 @@ class Mailbox:
         try:
             return self._opened().connection.execute(sql, values).fetchall()
         except sqlite3.Error:
-            with reading(self.db):
+            with database.reading(self.db):
                 raise
         except MemoryError:
             raise ToolError("The search needs too much memory. Use fewer keywords.") from None
@@ -345,7 +332,7 @@ class Mailbox:
     def _party(self, address: str) -> str | None:
         """The FTS5 expression for the emails that name an address; None if none in the database does."""
         rows = self._rows("SELECT id FROM addresses WHERE address = ?", (address,))
-        return quoted(party_word(rows[0][0])) if rows else None
+        return quoted(database.party_word(rows[0][0])) if rows else None
 
     def _last_id(self, day: str) -> int:
         """The highest id of the emails dated ``day`` or later, which have the lowest ids (also negative ones)."""
@@ -376,7 +363,7 @@ def _checked(keywords: object) -> list[str]:
         if len(keyword) > MAX_KEYWORD_CHARS:
             raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
         _check_text("keywords", keyword)
-    return [keyword.replace(PARTY, " ") for keyword in keywords]
+    return [keyword.replace(database.PARTY, " ") for keyword in keywords]
 
 
 def _anywhere(form: str) -> str:
@@ -411,7 +398,7 @@ def _check_day(name: str, value: object) -> str | None:
 
 _UNDATED_END, _DATES_END = "0", "~"
 """Bounds below and above all dates; undated emails count as the empty string, below both."""
-_SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {SNIPPET_WORDS})"
+_SNIPPET = f"snippet(emails_fts, -1, '<b>', '</b>', ' ... ', {database.SNIPPET_WORDS})"
 _BYTES = " + ".join(f"length(CAST(e.{each} AS BLOB))" for each in ("subject", "body", "extra"))
 _SNIPPET_IF_SHORT = f"CASE WHEN {_BYTES} <= ? THEN {_SNIPPET} END"
 _SNIPPET_OF = f"""
@@ -452,7 +439,7 @@ _SEARCHES: dict[Order, str] = {
         score=f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0, 1.0)", first="score, m.id", then="score, e.id"
     ),
 }
-_BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {SNIPPET_WORDS * 20})"
+_BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {database.SNIPPET_WORDS * 20})"
 _UNSEARCHED = _HITS.format(columns=_BEGINNING, first="emails_fts.rowid")
 _READ = """
     SELECT id, date, subject, from_address, body, file_name, names, attachments, machine, thread_id

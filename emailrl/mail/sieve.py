@@ -12,7 +12,7 @@ from typing import NamedTuple
 from emailrl.mail.database import PARTY
 from emailrl.mail.languages import WORDS, indexed_words, marked
 from emailrl.mail.sources.attached import with_attachments
-from emailrl.mail.sources.reading import MADE_UP, RawEmail, Skipped, made_up_id
+from emailrl.mail.sources.reading import MADE_UP, MAX_READ_BYTES, RawEmail, Skipped, made_up_id
 from emailrl.settings import StoreSettings
 
 MAX_HEADER_CHARS = 1000
@@ -24,7 +24,7 @@ KEPT_BY = {
     "long_body": "MAX_BODY_CHARS=0",
     "many_recipients": "MAX_RECIPIENTS=0",
     "duplicate": "EMAILRL_DEDUPE=false",
-    "too_large": "a larger MAX_MESSAGE_BYTES",
+    "too_large": "MAX_MESSAGE_BYTES, if raised,",
     "junk": "KEEP_JUNK=true",
 }
 """The setting that keeps messages skipped for a reason."""
@@ -82,11 +82,9 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
         return email
     if settings.attachment_text:
         email = with_attachments(email)
-    most_chars, most_recipients = settings.max_body_chars, settings.max_recipients
-    if most_chars is None:
-        most_chars = ART_E_BODY_CHARS if email.is_research else 0
-    if most_recipients is None:
-        most_recipients = ART_E_RECIPIENTS if email.is_research else 0
+    usual = (ART_E_BODY_CHARS, ART_E_RECIPIENTS) if email.is_research else (0, 0)
+    most_chars = usual[0] if settings.max_body_chars is None else settings.max_body_chars
+    most_recipients = usual[1] if settings.max_recipients is None else settings.max_recipients
     message_id, subject, sender = email.message_id, email.subject, email.from_address
     recipients = [email.to, email.cc, email.bcc]
     if not (settings.keep_junk or email.is_research) and _is_junk(email):
@@ -95,7 +93,9 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
         return Skipped("long_body", email.file_name)
     if most_recipients and sum(map(len, recipients)) > most_recipients:
         return Skipped("many_recipients", email.file_name)
-    defects = email.defects
+    defects, body = email.defects, email.body[:MAX_READ_BYTES]
+    if len(body) < len(email.body) and "long_text" not in defects:
+        defects += ("long_text",)
     if len(subject) > MAX_HEADER_CHARS:
         subject = subject[:MAX_HEADER_CHARS]
         defects += ("long_subject",)
@@ -112,15 +112,15 @@ def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Ski
     people = "\n".join(dict.fromkeys([kind + address for kind, those in kinds for address in those]))
     attachments, refs = "\n".join(email.attachments), " ".join(email.references)
     trimmed = bool(settings.dedupe) or not email.is_research
-    keys = keys_of(message_id, subject, sender, email.body, date, attachments, trimmed=trimmed)
+    keys = keys_of(message_id, subject, sender, body, date, attachments, trimmed=trimmed)
     names = "\n".join([f"{each}\t{name}" for each, name in email.names.items() if len(each) <= MAX_HEADER_CHARS])
     shown = dict.fromkeys([*email.names.values(), *email.attachments])
     own = " ".join(shown)
-    found = [*map(marked, shown), *indexed_words(own, subject, email.body)]
+    found = [*map(marked, shown), *indexed_words(own, subject, body)]
     extra = " ".join([PARTY, *found]) if found else ""  # FTS5 prefers a snippet that begins a column, so none does
     more = "\0".join((names, attachments, email.machine, refs)) if names or attachments or refs else email.machine
     digest = _hash(f"{message_id}\0{date}\0{email.file_name}\0{people}{more}", keys.content_key)
-    head = (message_id, subject, sender, date, email.body, email.file_name, people)
+    head = (message_id, subject, sender, date, body, email.file_name, people)
     return SiftedMail(*head, names, attachments, email.machine, refs, extra, keys, digest, defects, email.is_research)
 
 

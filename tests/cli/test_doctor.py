@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import sys
+from contextlib import closing
 from email.message import Message
 from importlib import metadata
 from itertools import groupby
@@ -15,8 +16,10 @@ from types import SimpleNamespace
 import pytest
 from tiny import make_database
 
+from emailrl.base.errors import UsageError
 from emailrl.cli import doctor
 from emailrl.cli.doctor import Check, examine, examine_packages, verdict
+from emailrl.mail.database import connect
 from emailrl.model import resolve
 from emailrl.model.resolve import HUB, cached_folder, how_to_install
 
@@ -49,7 +52,21 @@ def test_a_database_is_opened_and_counted(quick: Path, monkeypatch: pytest.Monke
     assert found(name="database").status == "ok" and "3 emails" in found(name="database").found
     sqlite3.connect(quick / "other.db").execute("CREATE TABLE emails (id)").connection.close()
     monkeypatch.setenv("EMAILRL_DB", str(quick / "other.db"))
-    assert found(name="database").status == "broken" and "emails_fts" in found(name="database").found
+    assert found(name="database").status == "broken" and "was not written by emailrl" in found(name="database").found
+
+
+def test_a_database_of_an_old_version_is_told_as_every_command_tells_it(
+    quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = make_database(quick / "mail.db")
+    with closing(sqlite3.connect(db)) as connection, connection:
+        connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    monkeypatch.setenv("EMAILRL_DB", str(db))
+    with pytest.raises(UsageError) as said:
+        connect(db)
+    database = found(name="database")
+    assert (database.status, database.found, database.remedy) == ("broken", said.value.message, said.value.hint)
+    assert not [check for check in examine() if check.name == "look"]
 
 
 def test_the_verdict_names_what_to_do_first(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,23 +88,49 @@ def test_mail_is_found_by_a_senders_name_in_another_spelling(db: Path, environme
     over_stdio(db, environment, work)
 
 
+def test_a_replaced_database_is_served_as_it_is_now(db: Path, environment: dict[str, str]) -> None:
+    async def work(client: Any) -> None:
+        for subject in ("Keys", "Doors"):
+            mail = RawEmail("<m@x>", subject, ANN, [ANN], [], [], datetime(2001, 5, 1, tzinfo=UTC), "Ready.")
+            build_database([mail], db, overwrite=True)
+            read = await client.call_tool("read_email", {"message_id": "<m@x>"})
+            assert read.structured_content["subject"] == subject
+        db.unlink()
+        assert (await client.call_tool("read_email", {"message_id": "<m@x>"})).is_error
+
+    over_stdio(db, environment, work)
+
+
+def test_a_line_that_is_no_message_is_answered_with_an_error(db: Path, environment: dict[str, str]) -> None:
+    lone = r'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"arguments": {"a": "\ud800"}}}'
+    lines = {lone: 7, r'{"id": "\ud800"}': None, '{"id": "x"}': "x", "[" * 99_999: None, "no JSON": None, "[]": None}
+    command = [sys.executable, "-m", "emailrl", "mcp", "--db", str(db), "--inbox", ANN]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None and server.stdout is not None
+        for line, own in lines.items():
+            server.stdin.write(f"{line}\n")
+            server.stdin.flush()
+            answer = json.loads(server.stdout.readline())
+            assert (answer["id"], answer["error"]["code"]) == (own, -32600)
+        server.stdin.close()
+
+
 def test_what_a_client_gets_wrong_is_an_error_of_the_tool(db: Path) -> None:
     from emailrl.integrations.mcp import build_server
 
-    with open_mailbox(db, ANN) as mailbox:
-        server = build_server(mailbox, load_settings(environ={}, cwd=db.parent).agent, None)
+    server = build_server(lambda: open_mailbox(db, ANN), load_settings(environ={}, cwd=db.parent).agent, None)
 
-        async def work() -> list[Any]:
-            async with mcp.Client(server) as client:
-                wrong = [
-                    ("read_email", {"message_id": "<nobody@x>"}), ("read_thread", {"message_id": "<nobody@x>"}),
-                    ("search_emails", {"keywords": "lease"}),
-                    ("search_emails", {"keywords": ["lease"], "inbox": "bob@example.com"}), ("ask", {"question": "?"}),
-                    ("return_final_answer", {"answer": "", "sources": []}), ("read_email", {}),
-                ]  # fmt: skip
-                return [await client.call_tool(name, arguments) for name, arguments in wrong]
+    async def work() -> list[Any]:
+        async with mcp.Client(server) as client:
+            wrong = [
+                ("read_email", {"message_id": "<nobody@x>"}), ("read_thread", {"message_id": "<nobody@x>"}),
+                ("search_emails", {"keywords": "lease"}),
+                ("search_emails", {"keywords": ["lease"], "inbox": "bob@example.com"}), ("ask", {"question": "?"}),
+                ("return_final_answer", {"answer": "", "sources": []}), ("read_email", {}),
+            ]  # fmt: skip
+            return [await client.call_tool(name, arguments) for name, arguments in wrong]
 
-        assert all(result.is_error and result.content[0].text for result in asyncio.run(work()))
+    assert all(result.is_error and result.content[0].text for result in asyncio.run(work()))
 
 
 @pytest.mark.parametrize("is_there", [True, False])

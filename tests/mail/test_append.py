@@ -20,7 +20,7 @@ from mail.mails import found, only, rows, stored_emails
 from sqlalchemy import Connection
 
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail import build, database_fingerprint, open_mailbox
+from emailrl.mail import build, database, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
 from emailrl.mail.database import driver
 from emailrl.mail.sources import RawEmail
@@ -81,14 +81,14 @@ def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
 ) -> None:
     db = tmp_path / "mail.db"
     build_database([email(1)], db)
-    before, connect_for_loading = db.read_bytes(), build.connect_for_loading
+    before, connect_for_loading = db.read_bytes(), database.connect_for_loading
 
     def on_a_full_disk(path: Path) -> Connection:
         connection = connect_for_loading(path)
         driver(connection).execute("PRAGMA max_page_count = 2")
         return connection
 
-    monkeypatch.setattr(build, "connect_for_loading", on_a_full_disk)
+    monkeypatch.setattr(database, "connect_for_loading", on_a_full_disk)
     with pytest.raises(EmailRLError, match="cannot be written: database or disk is full"):
         build_database([email(2, day="2001-05-02")], db, append=True)
     assert db.read_bytes() == before and only(tmp_path) == ["mail.db"]

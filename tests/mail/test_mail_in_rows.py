@@ -191,6 +191,15 @@ def test_kaggle_csv(path: Path) -> None:
     assert rest == [Skipped("not_mail", "a/2."), Skipped("bad_row", "row 3")]
 
 
+def test_a_row_that_is_too_large_is_counted_and_read_over(path: Path) -> None:
+    large = '"\n' * 3_000_000 + text(2).decode()
+    write_csv(path, [["a/1.", text(1).decode()], ["a/2.", large], ["a/3.", text(3).decode()]])
+    assert names(path, max_message_bytes=2_000_000) == ["<1@x>", "too_large:row 2", "<3@x>"]
+    path.write_bytes(path.read_bytes()[:-1_000])
+    with pytest.raises(EmailRLError, match="truncated or damaged"):
+        names(path, max_message_bytes=2_000_000)
+
+
 def test_csv_with_other_column_order_mark_and_gzip_and_one_that_breaks_off(path: Path) -> None:
     write_csv(path, [["x", text(1).decode(), "a/1."], ["x", text(2).decode(), "a/2."]], ("extra", "message", "file"))
     whole = path.read_bytes()

@@ -179,9 +179,9 @@ def test_no_database_another_file_another_version_and_no_index(tmp_path: Path, d
     without = tmp_path / "without.db"
     with closing(sqlite3.connect(without)) as connection:
         connection.executescript("CREATE TABLE emails(id); CREATE TABLE recipients(id); CREATE TABLE meta(key, value)")
-    with pytest.raises(UsageError, match="no table"):
+    with pytest.raises(UsageError, match="not written by emailrl"):
         open_mailbox(without, BOB)
-    with pytest.raises(UsageError, match="no table"):
+    with pytest.raises(UsageError, match="not written by emailrl"):
         database_fingerprint(without)
 
 

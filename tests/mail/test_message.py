@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ from mail.mails import TABLES
 
 from emailrl.mail.sources import RawEmail, Skipped, headers, message, parse_message
 from emailrl.mail.sources.headers import addresses_of, parse_date
+from emailrl.mail.sources.reading import MAX_READ_BYTES
 
 CASES = Path(__file__).parent / "cases"
 
@@ -114,6 +116,31 @@ def test_what_is_made_to_take_for_ever_takes_moments(name: str) -> None:
     if name == "many people":
         assert isinstance(email, RawEmail) and email.defects == ("long_header",)
         assert 50_000 < len(email.cc) < 70_000  # of a million characters, 17 each
+
+
+NESTED = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(45))
+BOMBS = {
+    "parts": b"Content-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\nx\n" * 1_500_000,
+    "parts in parts": b"Content-Type: multipart/mixed; boundary=a\n\n"
+    + (b"--a\nContent-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\nx\n" * 150) * 9_000,
+    "containers": NESTED + b"Content-Type: application/x\n\n" + (b"a" * 76 + b"\n") * 130_000,
+    "headers": b"".join(b"X-%d: v\n" % n for n in range(1_000_000)) + b"\nx",
+    "text": b"\n" + "é word\n".encode() * 1_300_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_memory_is_a_few_times_the_size_of_a_message(name: str) -> None:
+    raw = HEAD + BOMBS[name]
+    tracemalloc.start()
+    try:
+        email = parse_message(raw, "f")
+        assert tracemalloc.get_traced_memory()[1] < 120_000_000
+    finally:
+        tracemalloc.stop()
+    assert isinstance(email, RawEmail) and len(email.body) <= MAX_READ_BYTES
+    told = {"headers": "long_header", "text": "long_text", "parts": "bad_mime", "parts in parts": "bad_mime"}
+    assert told.get(name, "cut_off") in email.defects
 
 
 @settings(max_examples=300, deadline=None)

@@ -55,6 +55,12 @@ def test_members_that_are_no_mail_or_too_large_are_counted(path: Path) -> None:
     assert names(path, max_message_bytes=4000) == ["<1@x>", "<2@x>", "too_large:m/b/3.", "<4@x>"]
 
 
+def test_unfinished_deliveries_of_an_archived_maildir_are_no_mail(path: Path) -> None:
+    box = {"m/tmp/1.": text(1), "m/cur/2.": text(2), "m/new/3.": text(3), "tmp/4.": text(4), "n/cur/5.": text(5)}
+    path.write_bytes(gzip.compress(make_tar(box | {"n/tmp/6.": text(6)})))
+    assert names(path) == ["<2@x>", "<3@x>", "<4@x>", "<5@x>", "<6@x>"]  # the last two are in no Maildir
+
+
 def cut_points() -> list[tuple[str, bytes, int]]:
     plain = make_tar(MEMBERS)
     return [  # the third member's header begins at byte 2,560
@@ -77,7 +83,7 @@ def test_an_archive_that_breaks_off_says_how_far_it_got(path: Path, content: byt
 
 
 def test_a_large_mbox_in_an_archive_is_read_piece_by_piece(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "_START_BYTES", 4096)
+    monkeypatch.setattr(archive, "READ_BYTES", 4096)
     box = mbox(*(text(number, 600) + b"\n" for number in range(20)))
     members = {"1.": text(99), "Takeout/All mail.mbox": box, "2.": text(50, 6000), "3.": text(51, 9000), "4.": text(52)}
     whole = make_tar(members)

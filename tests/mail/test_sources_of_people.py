@@ -142,6 +142,13 @@ def test_sync_removes_neither_another_source_s_mail_nor_the_texts_of_files(tmp_p
     for how in ("sync", "append"):
         with pytest.raises(UsageError, match="texts of attached files"):
             build_database(open_source(one), db, settings=StoreSettings(), workers=0, **{how: True})
+    bare = build_database(open_source(one), tmp_path / "bare.db", workers=0).db
+    for how in ("sync", "append"):
+        with pytest.raises(UsageError, match="no texts of attached files"):
+            built(one, bare, **{how: True})
+    bare.unlink()
+    with pytest.raises(UsageError, match="--limit"):
+        built(one, db, sync=True, limit=1)
     with pytest.raises(UsageError, match="would remove 2 emails"):
         built(one, db, sync=True)
     assert contents(db) == before

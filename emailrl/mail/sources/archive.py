@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 from typing import IO
 
-from emailrl.mail.sources.reading import BROKEN, Skipped
+from emailrl.mail.sources.reading import BROKEN, Skipped, decompressed
 
 READ_BYTES = 1 << 20
 _TIME = rb" +\d{1,2}:\d\d(?::\d\d)?"
@@ -30,7 +32,7 @@ _DATE = (
     % {b"month": _MONTH, b"time": _TIME, b"zone": _ZONE}
 )
 _HEADER = rb">?From |[!-9;-~]{1,200}[ \t]{0,9}:"
-_KNOWN_HEADER = (
+KNOWN_HEADER = (
     rb"(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|sender|delivered-to|mime-version"
     rb"|content-[a-z-]{1,40}|x-[a-z0-9-]{1,80}|status|dkim-signature|list-[a-z]{1,40}|in-reply-to|references)"
     rb"[ \t]{0,9}:"
@@ -40,17 +42,18 @@ _DATED = (
     rb"%b[^\r\n]{0,900}?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),? +%b(?: remote from [^\s]{1,200})?[ \t]{0,9}\r?\n(?:%b)"
     % (_FROM, _DATE, _HEADER)
 )
-_BARE = _FROM + rb"-?[ \t]{0,9}\r?\n(?i:" + _KNOWN_HEADER + rb")"
+_BARE = _FROM + rb"-?[ \t]{0,9}\r?\n(?i:" + KNOWN_HEADER + rb")"
 _UNDATED = (
     rb"(?:(?<=\n\n)|(?<=\r\n\r\n))%b\S{1,300}(?<!:)(?:[ \t][^\r\n]{0,200}\d:\d\d[\d:. +A-Z-]{0,40})?"
-    rb"[ \t]{0,9}\r?\n(?i:%b)" % (_FROM, _KNOWN_HEADER)
+    rb"[ \t]{0,9}\r?\n(?i:%b)" % (_FROM, KNOWN_HEADER)
 )
 _ENVELOPE = re.compile(_DATED + rb"|" + _BARE + rb"|" + _UNDATED)
 _START = re.compile(rb"(?:\xef\xbb\xbf)?" + _FROM + rb"[^\r\n]{0,900}\r?\n(?:" + _HEADER + rb")")
 MBOX_STARTS = (b"From ", b"\xef\xbb\xbfFrom ")
 _ENVELOPE_BYTES = 2048  # maximum length of a match of ``_ENVELOPE``
 _STATUS = b"\nX-Mozilla-Status:"
-_EXPUNGED = 0x0008  # Thunderbird's flag for an email that will be removed when its folder is compacted
+_EXPUNGED = re.compile(rb"[ \t]*[0-9a-fA-F]*[89a-fA-F]\s")  # Thunderbird's flag 8: removed when it compacts the folder
+_HEADERS_END = re.compile(rb"\n\r?\n")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 BLOCK = 512
@@ -58,8 +61,8 @@ _END = bytes(BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they describe the next member
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+_TMP = re.compile("(?:(?<=/)|\\A)tmp/")
 _MAX_EXTENSION = 1024 * 1024
-_START_BYTES = 128 * BLOCK  # a larger member is read in pieces if it is an mbox
 _DAMAGED, _CUT_OFF = "a member's header is damaged", "the archive ends inside a member"
 
 
@@ -117,12 +120,7 @@ def _pieces(blocks: Iterator[bytes], largest: int) -> Iterator[bytes | None]:
 
 def _is_deleted(piece: bytes) -> bool:
     at = piece.find(_STATUS)
-    if at < 0 or any(piece.find(end, 0, at + 1) >= 0 for end in (b"\n\n", b"\r\n\r\n")):  # in the body
-        return False
-    try:
-        return bool(int(piece[at + len(_STATUS) :].split(None, 1)[0], 16) & _EXPUNGED)
-    except (ValueError, IndexError):
-        return False
+    return at >= 0 and bool(_EXPUNGED.match(piece, at + len(_STATUS)) and not _HEADERS_END.search(piece, 0, at + 1))
 
 
 def is_tar_header(block: bytes) -> bool:
@@ -147,21 +145,16 @@ def _number(field: bytes) -> int:
         raise EOFError(_DAMAGED) from None
 
 
-def _read(stream: IO[bytes], size: int) -> bytes:
-    data = stream.read(size)
-    if len(data) < size:
-        raise EOFError(_CUT_OFF)
-    return data
-
-
 def _blocks(stream: IO[bytes], size: int) -> Iterator[bytes]:
-    """So many bytes in pieces; none if the size is negative."""
+    """A member's data in pieces, without the padding after it; none if the size is negative."""
     while size > 0:
-        data = stream.read(min(size, READ_BYTES))
-        if not data:
+        padded = min(size + -size % BLOCK, READ_BYTES)
+        data = stream.read(padded)
+        if data:
+            yield data[:size]
+        if len(data) < padded:
             raise EOFError(_CUT_OFF)
-        size -= len(data)
-        yield data
+        size -= padded
 
 
 def _text(raw: bytes) -> str:
@@ -180,8 +173,8 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
     return records
 
 
-def _headers(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
-    """The members' names, sizes and kinds; the caller reads a member's data before asking for the next header."""
+def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes, Iterator[bytes]]]:
+    """The members' names, sizes, kinds and data; what the caller does not read of it is passed over."""
     name, size = None, None
     while (block := stream.read(BLOCK)) and block != _END:
         if not is_tar_header(block):
@@ -190,7 +183,7 @@ def _headers(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
         if kind in _EXTENSIONS:
             if own_size > _MAX_EXTENSION:
                 raise EOFError(_DAMAGED)
-            data = _read(stream, own_size + -own_size % BLOCK)[:own_size]
+            data = b"".join(_blocks(stream, own_size))
             if kind == b"L":
                 name = _text(data)
             elif kind == b"x":
@@ -202,33 +195,42 @@ def _headers(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes]]:
             name = _text(block[:100])
             if block[257:263] == b"ustar\0" and block[345]:
                 name = f"{_text(block[345:500])}/{name}"
-        yield name, own_size if size is None else size, kind
+        size = own_size if size is None else size
+        blocks = _blocks(stream, 0 if kind in _WITHOUT_DATA else size)
+        yield name, size, kind, blocks
+        for _ in blocks:
+            continue
         name, size = None, None
     while stream.read(1 << 20):  # to the end, which holds the checksum of the stream
         continue
 
 
-def read_archive(stream: IO[bytes], inside: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of a decompressed archive as (name after ``inside``, bytes), also those of its mboxes;
-    ``EOFError`` if it is cut off."""
-    for member, size, kind in _headers(stream):
+def folders_in(path: Path) -> set[str]:
+    """Return the folders of an archive, to where it is cut off."""
+    found = set()
+    with path.open("rb") as file, suppress(*BROKEN):
+        for member, *_ in _members(decompressed(file)):
+            found.add(member.rpartition("/")[0])
+    return found
+
+
+def read_archive(
+    stream: IO[bytes], inside: str, largest: int, folders: Callable[[], set[str]]
+) -> Iterator[tuple[str, bytes] | Skipped]:
+    """Yield the messages of a decompressed archive as (name after ``inside``, bytes), also those of its mboxes, but not
+    the unfinished deliveries in the ``tmp`` of a Maildir, which is told by all the archive's ``folders``; ``EOFError``
+    if it is cut off."""
+    for member, size, kind, blocks in _members(stream):
         name = inside + member
-        padded = size + -size % BLOCK
-        if kind not in _REGULAR or name.endswith("/"):
-            for _ in _blocks(stream, 0 if kind in _WITHOUT_DATA else padded):
-                continue
-            if kind != b"5" and not name.endswith("/"):  # links, devices, pipes, sparse files
-                yield Skipped("not_a_file", name)
+        beside = [member[: tmp.start()] for tmp in _TMP.finditer(member)] if "tmp/" in member else ()
+        if name.endswith("/") or any({f"{each}cur", f"{each}new"} <= folders() for each in beside):
             continue
-        begun = _read(stream, min(padded, _START_BYTES))
-        start, rest = begun[:size], _blocks(stream, size - len(begun))
-        if is_mbox(start):
-            yield from messages_of(chain((start,), rest), name, largest)
+        if kind not in _REGULAR:
+            if kind != b"5":  # links, devices, pipes, sparse files
+                yield Skipped("not_a_file", name)
+        elif is_mbox(start := next(blocks, b"")):
+            yield from messages_of(chain((start,), blocks), name, largest)
         elif size > largest:
             yield Skipped("too_large", name)
         else:
-            yield name, start + b"".join(rest) if size > len(begun) else start
-        if size > len(begun):
-            for _ in rest:
-                continue
-            _read(stream, padded - size)
+            yield name, b"".join([start, *blocks]) if size > len(start) else start

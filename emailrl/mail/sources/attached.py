@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources.documents import MAX_BYTES, MAX_CHARS, PDF_START, WORD_MEMBER, ZIP_START, Documents
+from emailrl.mail.sources.documents import MAX_CHARS, PDF_START, WORD_MEMBER, ZIP_START, Documents
 from emailrl.mail.sources.headers import shown_name
 from emailrl.mail.sources.message import Part
 from emailrl.mail.sources.reading import RawEmail
-from emailrl.mail.sources.text import calendar_to_text, decode, html_to_text
+from emailrl.mail.sources.text import as_text, beginning, decode
 
 documents = Documents()
 
-_KINDS = dict.fromkeys(["text/plain", "text/csv", "text/markdown", "txt", "csv", "tsv", "md", "log"], "text")
-_KINDS |= dict.fromkeys(["text/html", "application/xhtml+xml", "html", "htm"], "html")
-_KINDS |= {"text/calendar": "calendar", "ics": "calendar"} | dict.fromkeys(["application/pdf", "pdf", "docx"], "paged")
-"""How to read a file by its type, or else by the ending of its name."""
+_KINDS = dict.fromkeys(["text/plain", "text/csv", "text/markdown", "txt", "csv", "tsv", "md", "log"], "text/plain")
+_KINDS |= dict.fromkeys(["text/html", "application/xhtml+xml", "html", "htm"], "text/html")
+_KINDS |= dict.fromkeys(["text/calendar", "ics"], "text/calendar") | dict.fromkeys(["application/pdf", "pdf"], "paged")
+_KINDS["docx"] = "paged"
+"""As what to read a file by its type, or else by the ending of its name."""
 
 
 def with_attachments(email: RawEmail) -> RawEmail:
@@ -49,11 +50,8 @@ def _text(name: str, part: Part) -> str | None:
     if kind is None:
         return None
     charset = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else part.charset
-    if len(content) > MAX_BYTES or (b"\0" in content and charset != "utf-16"):
+    content = beginning(content, 4 * MAX_CHARS)
+    if b"\0" in content and charset != "utf-16":
         return ""
     text = decode(content, charset or "us-ascii", []).replace("\r\n", "\n").removeprefix("\ufeff")
-    if kind == "html":
-        text = html_to_text(text, [])
-    elif kind == "calendar":
-        text = calendar_to_text(text)
-    return clean_text(text).replace("\u00ad", "").strip()
+    return clean_text(as_text(kind, text, part.parameter, [])).replace("\u00ad", "").strip()

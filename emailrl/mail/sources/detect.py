@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from io import BufferedReader
 from itertools import chain, islice
 from pathlib import Path
@@ -27,7 +27,8 @@ Unread = tuple[str, bytes | Path]
 """A message not yet parsed: its name in the source, and its bytes (a row's are a ``JsonLine`` or ``TableMail``) or the
 file that holds them."""
 Item = Unread | RawEmail | Skipped
-Found = Item | outlook.DataFile
+Found = Item | Callable[[Path | None], Iterator[Item]]
+"""What a source holds: an item, or what unpacks some in a folder."""
 T = TypeVar("T")
 
 _CMU_NAME = re.compile(r"(?:.*/)?\d+\.$", re.DOTALL)
@@ -90,7 +91,7 @@ class Source:
 
     def _unpacked(self, scratch: Path | None) -> Iterator[Item]:
         for item in self.items:
-            yield from outlook.emails_of(item, scratch) if isinstance(item, outlook.DataFile) else (item,)
+            yield from item(scratch) if callable(item) else (item,)
 
 
 def open_source(
@@ -132,13 +133,12 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
         # pyarrow opens the Parquet file itself
         return Source(items, lambda: 1.0 if file.closed else min(file.tell() / size, 1.0) or None, largest)
     with path.open("rb") as single:
-        if begins_mail(single.read(_START_BYTES)):
-            return Source(iter([(path.name, path)]), max_message_bytes=largest)
+        start = single.read(_START_BYTES)
+    is_data = start.startswith(outlook.DATA_START)
+    if is_data or begins_mail(start) or start.startswith(outlook.MESSAGE_START):
+        item: Found = partial(outlook.emails_of, path, "", allow_truncated) if is_data else (path.name, path)
+        return Source(iter([item]), max_message_bytes=largest)
     start = start_of(path, _START_BYTES)
-    if start.startswith(outlook.DATA_START):
-        return Source(iter([outlook.DataFile(path, "", allow_truncated)]), max_message_bytes=largest)
-    if start.startswith(outlook.MESSAGE_START):
-        return Source(iter([(path.name, path)]), max_message_bytes=largest)
     if not start:
         raise UsageError(f"{path} is truncated or damaged before its first message.", "Download the file again.")
     if not start.strip(b"\0"):
@@ -185,7 +185,7 @@ def _items_of(path: str, name: str, largest: int, allow_truncated: bool) -> Iter
         yield Skipped("unreadable", name)
         return
     if start.startswith(outlook.DATA_START):
-        yield outlook.DataFile(Path(path), f"{name}/", allow_truncated)
+        yield partial(outlook.emails_of, Path(path), f"{name}/", allow_truncated)
     elif opened is None:
         yield name, Path(path)
     else:
@@ -207,13 +207,13 @@ def _open_many(
     content = decompressed(file)
     found: Iterator[Item]
     if is_tar:
-        found = archive.read_archive(content, inside, largest)
+        found = archive.read_archive(content, inside, largest, cache(lambda: archive.folders_in(path)))
     elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
         found = rows.read_parquet(path, name, largest)
     elif is_mbox:
         found = archive.messages_of(iter(lambda: content.read1(archive.READ_BYTES), b""), name, largest)
     elif is_table:
-        found = rows.read_table(content, inside)
+        found = rows.read_table(content, inside, largest)
     elif start.startswith(_JSON_STARTS) and rows.is_mail_line(start_of(path, largest, line=True)):
         found = rows.read_lines(content, name, largest)
     else:

@@ -319,7 +319,7 @@ def parse_date(value: str) -> datetime | None:
         if (match := _DATE.fullmatch(value)) and match[2] in _MONTHS:
             day, month, year, clock, offset = match.groups()
             return datetime.fromisoformat(f"{year}-{_MONTHS[month]}-{day:0>2} {clock}{offset}").astimezone(UTC)
-        if fields := parsedate_tz(_readable(value[:_MAX_DATE_CHARS])):
+        if value[4:5] != "-" and (fields := parsedate_tz(_readable(value[:_MAX_DATE_CHARS]))):
             moment, seconds = fields[:6], fields[9] or 0
             years = 1900 if 100 <= moment[0] < 1000 else 0  # from which those of three digits count (RFC 5322, 4.3)
             moment = (moment[0] + years, *moment[1:])

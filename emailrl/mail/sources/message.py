@@ -13,10 +13,11 @@ import re
 from collections.abc import Iterator
 from email.message import Message
 from email.utils import unquote
-from itertools import takewhile
+from itertools import islice, takewhile
+from typing import cast
 
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources.archive import BLOCK, is_tar_header
+from emailrl.mail.sources.archive import BLOCK, KNOWN_HEADER, is_tar_header
 from emailrl.mail.sources.headers import (
     LABEL,
     MACHINE_FIELDS,
@@ -29,15 +30,8 @@ from emailrl.mail.sources.headers import (
     people_in,
     shown_name,
 )
-from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
-from emailrl.mail.sources.text import (
-    calendar_to_text,
-    decode,
-    enriched_to_text,
-    flowed_to_text,
-    from_base64,
-    html_to_text,
-)
+from emailrl.mail.sources.reading import MAX_READ_BYTES, RawEmail, Skipped, made_up_id
+from emailrl.mail.sources.text import as_text, beginning, decode, from_base64
 
 PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
@@ -73,13 +67,9 @@ _SEEN = re.compile("[^\\s\u00ad\u034f\u200b-\u200f\u2060\ufeff]")
 _Fields = list[tuple[str, bytes]]  # header fields in order: name in lower case, value on one line
 _FIELD = re.compile(rb"([!-9;-~]++)[ \t]*:(.*)", re.DOTALL)
 _ODD_FIELD = re.compile(rb"[^\s:]++[ \t]*:")
-_KNOWN_FIELD = re.compile(
-    rb"^(?:from|to|cc|bcc|date|subject|message-id|received|return-path|reply-to|in-reply-to|references|sender"
-    rb"|delivered-to|mime-version|content-[a-z-]+|x-[a-z0-9-]+|dkim-signature|list-[a-z]+)[ \t]*:",
-    re.IGNORECASE | re.MULTILINE,
-)
+_KNOWN_FIELD = re.compile(rb"^" + KNOWN_HEADER, re.IGNORECASE | re.MULTILINE)
 _MAX_PARAMETERS = 2_048  # characters read from a header with parameters, which take the library quadratic time
-_MAX_PARTS = 10_000  # read from one container
+_MAX_PARTS = 10_000  # read from one message
 _MAX_DEPTH = 50  # of nested containers
 _MESSAGES = tuple(f"message/{subtype}" for subtype in ("rfc822", "global", "news", "partial"))
 """Types of parts that hold a message; delivery reports and the like hold only fields, or else text."""
@@ -101,11 +91,11 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         raw = raw.removeprefix(b"\xef\xbb\xbf").lstrip(b"\n")
     if raw[:5] == b"From " and _ENVELOPE.match(raw):
         raw = raw.partition(b"\n")[2]
-    head, _, body = raw.partition(b"\n\n")
+    head = raw.partition(b"\n\n")[0]
     defects: list[str] = []
     try:
         files, kind = list[Part](), ""
-        if plain := _plain(head, body):
+        if plain := _plain(head, raw):
             headers, text = plain
         elif not raw.strip():
             return Skipped("empty", file_name)
@@ -155,9 +145,10 @@ def begins_mail(start: bytes) -> bool:
     return _FIRST_LINE.match(head) is not None and _MAIL_HEADER.search(head) is not None
 
 
-def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
+def _plain(head: bytes, raw: bytes) -> tuple[dict[str, str], str] | None:
     """The headers to keep, by lower-case name, and the text of a message of one plain ASCII part; None for others."""
-    if not head.isascii() or b"=?" in head or b"\0" in head or b"\x1b" in head or not _MAIL_HEADER.search(head):
+    is_special = not head.isascii() or b"=?" in head or b"\0" in head or b"\x1b" in head
+    if is_special or len(raw) > MAX_READ_BYTES or not _MAIL_HEADER.search(head):
         return None
     text = head.decode("ascii")
     if "\n " in text or "\n\t" in text:
@@ -171,7 +162,7 @@ def _plain(head: bytes, body: bytes) -> tuple[dict[str, str], str] | None:
             headers[kept] = value.strip()
         elif kept in PEOPLE:
             headers[kept] += f", {value.strip()}"
-    encoding = headers.get("content-transfer-encoding", "7bit").lower()
+    encoding, body = headers.get("content-transfer-encoding", "7bit").lower(), raw[len(head) + 2 :]
     if encoding == "quoted-printable":
         body = binascii.a2b_qp(body).replace(b"\r\n", b"\n")
     elif encoding not in ("7bit", "8bit", "binary"):
@@ -186,7 +177,18 @@ def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
     escape sequences ISO-2022-JP."""
     fields, body = _read_headers(raw, defects)
     message = Part(fields, body)
-    message.inside = _parts_in(message, defects)
+    found, left = [message], MAX_READ_BYTES
+    for part in found:
+        part.inside = _parts_in(part, _MAX_PARTS - len(found), defects)
+        found += part.inside or ()
+        if part.inside:
+            part.body = b""  # which its parts have
+    for part in message.leaves() if len(raw) > left else ():
+        if part.get_content_maintype() in ("text", "multipart"):
+            if len(part.body) > left:
+                defects.append("long_text")
+            part.body = beginning(part.body, left)
+            left -= len(part.body)
     charset = next(filter(None, (part.charset for part in message.leaves())), "windows-1252")
     values: dict[str, list[str]] = {}
     for name, value in fields:
@@ -194,6 +196,8 @@ def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
             line = decode(value, "iso-2022-jp", []) if b"\x1b" in value else value.decode()
         except UnicodeDecodeError:
             line = decode(value, charset, [])
+            if name in _KEPT:
+                defects.append("bad_charset")
         values.setdefault(name, []).append(line)
     single = ("message-id", "date", "subject")
     headers = {name: header_text(values[name][0], defects) for name in single if name in values}
@@ -207,10 +211,13 @@ def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
 def _read_headers(raw: bytes, defects: list[str]) -> tuple[_Fields, bytes]:
     """Return the header fields of a message or part, and its body. A line that is not a field adds ``bad_header`` to
     ``defects``; it continues the address list above it, is left out if a known field follows, or else begins the
-    body."""
+    body. Of longer headers, the first ``MAX_READ_BYTES`` are read (``long_header``)."""
     if raw[:1] == b"\n":
         return [], raw[1:]
     head, _, body = raw.partition(b"\n\n")
+    if len(head) > MAX_READ_BYTES:
+        head = beginning(head, MAX_READ_BYTES)
+        defects.append("long_header")
     last_field = max((match.start() for match in _KNOWN_FIELD.finditer(head)), default=-1)
     fields: list[tuple[str, list[bytes]]] = []
     at, dropping = 0, False
@@ -301,17 +308,15 @@ class Part(Message):
         if encoding.startswith(("x-uu", "uu")):
             self.replace_header("content-transfer-encoding", "uuencode")
             self.set_payload(self.body.decode("ascii", "replace"))
-            payload = self.get_payload(decode=True)
-            assert isinstance(payload, bytes)  # as decode=True promises for a part that is not a container
-            return payload
+            return cast(bytes, self.get_payload(decode=True))  # as it promises for a part that is not a container
         return self.body
 
 
-def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
-    """The parts of a container and those inside them, without attached containers and attached files with a name; None
-    for a part without any, also for a container in which none are found (``bad_mime`` in ``defects``)."""
+def _parts_in(part: Part, most: int, defects: list[str]) -> list[Part] | None:
+    """The parts of a container, ``most`` of them, but none of an attached container or an attached file with a name;
+    None for a part without any, also for a container in which none are found (``bad_mime`` in ``defects``)."""
     whole, kind = part.get_content_type(), part.get_content_maintype()
-    is_attached, is_too_deep = part.get_content_disposition() == "attachment", part.depth >= _MAX_DEPTH
+    is_attached, is_too_deep = part.get_content_disposition() == "attachment", part.depth >= _MAX_DEPTH or most < 1
     if whole in _SMIME and not is_too_deep:
         signed = _signed_content(part.decoded(defects))
         if signed is None:
@@ -326,53 +331,51 @@ def _parts_in(part: Part, defects: list[str]) -> list[Part] | None:
         defects.append("bad_mime")
         return []
     elif kind == "multipart":
-        pieces = _pieces(part, defects)
-        if pieces is None:
+        if not (contents := _pieces(part, most, defects)):
             return None
-        contents = pieces
     else:
         if whole == "message/partial":  # only the first fragment, with the headers, can be read alone
             defects.append("partial_message")
             if part.parameter("number") != "1":
                 return []
         contents = [part.decoded(defects).replace(b"\r\n", b"\n").lstrip(b"\n")]
-    if len(contents) > _MAX_PARTS:
+    if len(contents) > most:
         defects.append("bad_mime")
-    read = [_read_headers(content, defects) for content in contents[:_MAX_PARTS]]
-    if kind == "message" and read[0][0] and whole not in _MESSAGES:
-        return []
-    if whole in _MESSAGES[:3]:
-        told = [(name, header_text(decode(value, "utf-8", []), [])) for name, value in read[0][0] if name in _FORWARDED]
-        part.head = "\n".join(f"{name.title()}: {value}" for name, value in told)
+    if kind == "message":
+        fields, body = _read_headers(contents[0], defects)
+        if fields and whole not in _MESSAGES:
+            return []
+        if whole in _MESSAGES[:3]:
+            told = [(name, header_text(decode(value, "utf-8", []), [])) for name, value in fields if name in _FORWARDED]
+            part.head = "\n".join(f"{name.title()}: {value}" for name, value in told)
+        return [Part(fields, body, part.depth + 1)]
     default = "message/rfc822" if whole == "multipart/digest" else "text/plain"
-    inside = [Part(*each, part.depth + 1, default) for each in read]
-    for one in inside:
-        one.inside = _parts_in(one, defects)
-    return inside
+    return [Part(*_read_headers(content, defects), part.depth + 1, default) for content in contents[:most]]
 
 
-def _pieces(container: Part, defects: list[str]) -> list[bytes] | None:
-    """The content between a container's delimiters, or None if there are none. If the boundary as it was folded opens
-    no part, it is searched with other spacing; after that, any line above a content header counts as a delimiter
+def _pieces(container: Part, most: int, defects: list[str]) -> list[bytes]:
+    """The content between a container's delimiters, as ``_split`` returns it. If the boundary as it was folded opens no
+    part, it is searched with other spacing; after that, any line above a content header counts as a delimiter
     (``bad_mime`` in ``defects``)."""
     boundary = container.parameter("boundary")
     words = boundary.split()
-    pieces = None
     for candidate in dict.fromkeys((boundary, " ".join(words), "".join(words))):
-        if candidate and (pieces := _split(container.body, candidate.encode())):
+        if candidate and (pieces := _split(container.body, candidate.encode(), most, defects)):
             return pieces
     defects.append("bad_mime")
     found = _DELIMITER.search(container.body)
-    return _split(container.body, found[1].rstrip()) if found else pieces
+    return _split(container.body, found[1].rstrip(), most, defects) if found else []
 
 
-def _split(body: bytes, boundary: bytes) -> list[bytes] | None:
-    """The parts between delimiters, or None if there are none."""
+def _split(body: bytes, boundary: bytes, most: int, defects: list[str]) -> list[bytes]:
+    """The parts between delimiters, at most two more than ``most``; ``cut_off`` in ``defects`` if none is the last."""
     text = b"\n" + body
-    marks = list(re.finditer(rb"\n--%b(--)?[^\S\n]*+(?=\n|\Z)" % re.escape(boundary), text))
+    marks = [*islice(re.finditer(rb"\n--%b(--)?[^\S\n]*+(?=\n|\Z)" % re.escape(boundary), text), most + 2)]
+    if marks and len(marks) < most and not any(mark[1] for mark in marks):
+        defects.append("cut_off")
     begins = [mark.end() + 1 for mark in takewhile(lambda mark: not mark[1], marks)]
     ends = [*(mark.start() for mark in marks[1:]), len(text) - text.endswith(b"\n")]
-    return [text[begin:end] for begin, end in zip(begins, ends, strict=False)] if marks else None
+    return [text[begin:end] for begin, end in zip(begins, ends, strict=False)]
 
 
 # -- opaque signatures -------------------------------------------------------------------------------------------------
@@ -388,13 +391,13 @@ def _signed_content(cms: bytes) -> bytes | None:
         tag, begin, end = _tagged(cms, begin)
         if tag == _OCTETS:
             return cms[begin:end]
-        pieces = []
+        pieces = bytearray()
         while tag == _PIECES and begin != end and cms[begin : begin + 2] != b"\0\0":
             kind, inside, begin = _tagged(cms, begin)
             if kind != _OCTETS:
                 return None
-            pieces.append(cms[inside:begin])
-        return b"".join(pieces) or None
+            pieces += cms[inside:begin]
+        return bytes(pieces) or None
     except (IndexError, ValueError):
         return None
 
@@ -441,16 +444,7 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
         if (rank := _rank(part, named)) == _NO_TEXT:
             return []
         text = decode(part.decoded(defects), part.charset or "us-ascii", defects).replace("\r\n", "\n")
-        match part.get_content_type():
-            case "text/html":
-                text = html_to_text(text, defects)
-            case "text/calendar":
-                text = calendar_to_text(text)
-            case "text/enriched":
-                text = enriched_to_text(text)
-            case "text/plain" if part.parameter("format").lower() == "flowed":
-                text = flowed_to_text(text, delete_spaces=part.parameter("delsp").lower() == "yes")
-        return [(rank, text)]
+        return [(rank, as_text(part.get_content_type(), text, part.parameter, defects))]
     if part.get_content_type() != "multipart/alternative":
         found = [text for one in part.inside for text in _texts(one, named, defects)]
         found = [one for one in found if one[0] != _DATA] or found

@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 from base64 import encodebytes
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from io import BytesIO
@@ -46,41 +45,34 @@ _FILE_NAMES, _FILE_TYPE, _FILE, _CONTENT_ID = (0x3707, 0x3704, 0x3001), 0x370E, 
 _BOUNDARY = "=_emailrl"  # Base64 has no underscore
 
 
-@dataclass(slots=True, frozen=True)
-class DataFile:
-    """A data file, whose messages are named after ``inside``."""
-
-    path: Path
-    inside: str
-    allow_truncated: bool
-
-
-def emails_of(file: DataFile, scratch: Path | None) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the emails of a data file as (name, bytes). readpst writes them to the folder ``scratch`` (None: one of the
-    system's for temporary files), which is removed at the end. ``UsageError`` if readpst is not installed;
-    ``EmailRLError`` if it fails, or with ``allow_truncated`` a last ``Skipped("truncated")``."""
+def emails_of(
+    file: Path, inside: str, allow_truncated: bool, scratch: Path | None
+) -> Iterator[tuple[str, bytes] | Skipped]:
+    """Yield the emails of a data file as (name after ``inside``, bytes). readpst writes them to the folder ``scratch``
+    (None: one of the system's for temporary files), which is removed at the end. ``UsageError`` if readpst is not
+    installed; ``EmailRLError`` if it fails, or with ``allow_truncated`` a last ``Skipped("truncated")``."""
     folder, problem = scratch or Path(tempfile.mkdtemp(prefix="emailrl-")), ""
     folder.mkdir(exist_ok=True)
-    seconds = _SECONDS + file.path.stat().st_size // _BYTES_A_SECOND
-    command = ["/bin/sh", "-c", _READPST, "readpst", str(folder), str(file.path.absolute())]
+    seconds = _SECONDS + file.stat().st_size // _BYTES_A_SECOND
+    command = ["/bin/sh", "-c", _READPST, "readpst", str(folder), str(file.absolute())]
     try:
         try:
             subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, check=True)
         except subprocess.CalledProcessError as error:
             if error.returncode == _NOT_FOUND:
-                what = f"{file.path} is an Outlook data file (.pst or .ost), which is read with readpst."
+                what = f"{file} is an Outlook data file (.pst or .ost), which is read with readpst."
                 hint = "Install Debian's package pst-utils, or libpst from Homebrew or Fedora."
                 raise UsageError(what, hint) from None
             problem = error.stdout.decode("utf-8", "replace").strip() or f"exit code {error.returncode}"
         except subprocess.TimeoutExpired:
             problem = f"more than {seconds} seconds passed"
-        if problem and not file.allow_truncated:
+        if problem and not allow_truncated:
             hint = "Nothing was written. Repair it with Outlook's scanpst, or keep what can be read: --allow-truncated."
-            raise EmailRLError(f"readpst cannot read {file.path}: {problem.splitlines()[-1][:200]}.", hint)
+            raise EmailRLError(f"readpst cannot read {file}: {problem.splitlines()[-1][:200]}.", hint)
         for path in sorted(folder.rglob("*.eml")):
-            yield f"{file.inside}{path.relative_to(folder)}", _UNKNOWN_SENDER.sub(rb"\1", path.read_bytes(), count=1)
+            yield f"{inside}{path.relative_to(folder)}", _UNKNOWN_SENDER.sub(rb"\1", path.read_bytes(), count=1)
         if problem:
-            yield Skipped("truncated", file.inside.rstrip("/") or file.path.name)
+            yield Skipped("truncated", inside.rstrip("/") or file.name)
     finally:
         shutil.rmtree(folder)
 

@@ -13,10 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer as Buffer
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -54,6 +51,7 @@ class Skipped:
 
 MADE_UP = "@made-up.emailrl>"  # the end of a generated Message-ID
 MAX_MESSAGE_BYTES = 100 * 1024 * 1024  # larger messages are skipped as ``too_large``
+MAX_READ_BYTES = 4 * 1024 * 1024  # of the headers of a message or part, and of all texts of a message; more is cut
 BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)  # errors raised by reading a truncated or damaged file
 COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
@@ -63,26 +61,15 @@ def made_up_id(content: bytes) -> str:
     return f"<{hashlib.sha256(content.rstrip()).hexdigest()[:32]}{MADE_UP}"
 
 
-class _AsItComes(io.RawIOBase):
-    """Decompressed data as it arrives: reading ahead must not lose data before a truncation."""
-
-    def __init__(self, stream: gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        return self._stream.readinto1(buffer)
-
-
 def decompressed(file: io.BufferedReader) -> io.BufferedReader:
     """Return the decompressed content of a gzip, xz or bzip2 file (by its first bytes), or the file itself."""
     magic = file.read(6)
     file.seek(0)
     for start, opener in COMPRESSED.items():
         if magic.startswith(start):
-            return io.BufferedReader(_AsItComes(opener(file, "rb")), 1 << 20)
+            stream = opener(file, "rb")
+            stream.readinto = stream.readinto1  # as it comes: reading ahead must not lose data before a truncation
+            return io.BufferedReader(stream, 1 << 20)
     return file
 
 

@@ -5,19 +5,20 @@ Readers of files raise ``EOFError`` if the file is truncated or damaged.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.hub import go_offline_if_unreachable
 from emailrl.mail.database import clean_text
+from emailrl.mail.sources.archive import READ_BYTES
 from emailrl.mail.sources.headers import note, parse_date
 from emailrl.mail.sources.reading import RawEmail, Skipped, made_up_id
 
@@ -32,8 +33,10 @@ _ALTERNATIVES = (
 PARQUET_START = b"PAR1"
 _BATCH_ROWS = 500
 _BUFFER_BYTES = 1 << 20
-_TABLE_COLUMNS = ("file", "message")
-_LARGEST_FIELD = 2**31 - 1  # message size is checked by the parser
+_TABLE_COLUMNS = (b"file", b"message")
+_ROW = re.compile(rb"(?:%b,)*+%b\n" % ((rb'(?:(?:"[^"]*+")++(?!")|(?!"))[^,\n]*+',) * 2))
+_FIELD = re.compile(rb'(?:\A|,)((?:"[^"]*+")++|[^",][^,]*+|)(?=,|\Z)')
+"""A row of a table, and each of its fields; a quote in a field in quotes is doubled."""
 _MSGVAULT = "msgvault-message-export/"
 _RECORD, _MESSAGE, _COMPLETE = (b'{"record_type":"%b' % kind for kind in (b"", b'message"', b'complete"'))
 
@@ -165,16 +168,9 @@ def _utc(value: datetime | str | float | None) -> tuple[datetime | None, list[st
     with suppress(OverflowError):  # before the year 1 or after 9999
         if isinstance(value, float | int):
             return _EPOCH + timedelta(milliseconds=value), []
-        if moment := _from_text(value) if isinstance(value, str) else value:
+        if moment := parse_date(value) if isinstance(value, str) else value:
             return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC), []
     return None, ["bad_date"]
-
-
-def _from_text(value: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(value)
-    except ValueError:
-        return parse_date(value)
 
 
 def is_mail_parquet(path: Path) -> bool:
@@ -254,25 +250,43 @@ def describe(error: Exception) -> str:
 
 def is_mail_table(start: bytes) -> bool:
     """Whether a file is a CSV with the columns ``file`` and ``message``, by its start."""
-    line = start.partition(b"\n")[0].decode("utf-8-sig", "replace").strip()
-    try:
-        return set(_TABLE_COLUMNS) <= set(next(csv.reader([line]), []))
-    except csv.Error:
-        return False
+    return {*_TABLE_COLUMNS} <= {*_fields(start.partition(b"\n")[0].removeprefix(b"\xef\xbb\xbf"))}
 
 
-def read_table(stream: IO[bytes], inside: str) -> Iterator[tuple[str, TableMail] | Skipped]:
+def read_table(stream: BufferedReader, inside: str, largest: int) -> Iterator[tuple[str, TableMail] | Skipped]:
     """Yield the messages of the table as (file after ``inside``, bytes)."""
-    csv.field_size_limit(_LARGEST_FIELD)
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    rows = csv.reader(text, strict=True)
-    try:
-        header = next(rows)
-        file_column, message_column = (header.index(name) for name in _TABLE_COLUMNS)
-        for number, row in enumerate(filter(None, rows), 1):
-            if len(row) == len(header):
-                yield inside + row[file_column], TableMail(row[message_column], "utf-8", "surrogateescape")
-            else:
-                yield Skipped("bad_row", f"{inside}row {number}")
-    except csv.Error as error:
-        raise EOFError(str(error)) from error
+    records = (each for each in _records(stream, max(largest, READ_BYTES)) if each not in (b"\n", b"\r\n"))
+    header = _fields(next(records).removeprefix(b"\xef\xbb\xbf"))
+    file_column, message_column = map(header.index, _TABLE_COLUMNS)
+    for number, record in enumerate(records, 1):
+        row = _fields(record)
+        if len(row) == len(header):
+            yield inside + row[file_column].decode("utf-8", "surrogateescape"), TableMail(row[message_column])
+        else:
+            yield Skipped("bad_row" if record else "too_large", f"{inside}row {number}")
+
+
+def _fields(record: bytes) -> list[bytes]:
+    found = _FIELD.findall(record.rstrip(b"\r\n"))
+    return [field[1:-1].replace(b'""', b'"') if field[:1] == b'"' else field for field in found]
+
+
+def _records(stream: BufferedReader, largest: int) -> Iterator[bytes]:
+    """The rows of a table as they are written; nothing in place of one of more than ``largest`` bytes. Holds at most
+    these and one block."""
+    buffer, looked, dropped = bytearray(), 0, False
+    blocks = iter(lambda: stream.read1(READ_BYTES), b"")
+    for block in itertools.chain(blocks, (b"\n",)):  # the last row may lack its end
+        buffer += block
+        if len(buffer) < min(2 * looked, largest) and block != b"\n":
+            continue
+        start = 0
+        while row := _ROW.match(buffer, start):
+            yield b"" if dropped or row.end() - start > largest else row[0]
+            start, dropped = row.end(), False
+        del buffer[:start]
+        if len(buffer) > largest:
+            buffer, dropped = bytearray(b'"' * (buffer.count(b'"') % 2)), True
+        looked = len(buffer)
+    if buffer:
+        raise EOFError("the last row has no end")

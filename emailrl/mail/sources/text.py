@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import re
 import tomllib
+from collections.abc import Callable
 from encodings.aliases import aliases
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ _WITH_CONTROLS = frozenset(("latin_1", "iso8859_9", "iso8859_11", "tis_620"))
 _CONTROLS = re.compile("[\x80-\x9f]")
 _JIS_X_0208, _JIS_X_0213 = re.compile(rb"\x1b\$[@B]"), b"\x1b$(Q"
 _HALF_WIDTH = b"\x1b(I"  # begins half-width kana, which only one superset of ISO-2022-JP supports
+_LONGEST_LINE = 1000  # RFC 5322, 2.1.1
 _TRUSTED_SHARE = 4
 """A label is accepted if its charset decodes this many times more non-ASCII characters than it fails to."""
 
@@ -75,6 +77,12 @@ def codec_of(label: str) -> str | None:
     return _CODECS.get(key) or _CODECS.get(key.removeprefix("x"))
 
 
+def beginning(content: bytes, most: int) -> bytes:
+    """Return at most so many first bytes of a text, whole lines unless they are longer than those of mail may be."""
+    end = content.rfind(b"\n", max(most - _LONGEST_LINE, 0), most) + 1
+    return content if len(content) <= most else content[: end or most]
+
+
 def decode(raw: bytes, label: str, defects: list[str]) -> str:
     """Decode bytes by the charset, or else as UTF-8, the charset's superset or Windows-1252. ``bad_charset`` is added
     to ``defects`` if the label is wrong. UTF-8 comes first because other text is hardly ever valid UTF-8. Text with a
@@ -110,10 +118,10 @@ def from_base64(body: bytes, defects: list[str]) -> bytes:
     """Return the content of Base64, with the plain-text footer that a mailing list may have added."""
     found = _BASE64_LINES.match(body)
     if found and (footer := body[found.end() :].strip()) and _has_strays(footer):
-        lines = found[1].split()
-        if len(lines[0]) >= _BASE64_LINE or lines[-1].endswith(b"="):
+        lines = found[1].rstrip()
+        if len(lines.split(None, 1)[0]) >= _BASE64_LINE or lines.endswith(b"="):
             defects.append("bad_encoding")
-            return from_base64(found[1], []).rstrip() + b"\n\n" + footer
+            return from_base64(lines, []).rstrip() + b"\n\n" + footer
     try:
         return binascii.a2b_base64(body)
     except binascii.Error:
@@ -127,8 +135,22 @@ def from_base64(body: bytes, defects: list[str]) -> bytes:
 
 def _has_strays(content: bytes) -> bool:
     """Whether there are more other characters among those of Base64 than a broken line has."""
-    written = b"".join(content.split())
+    written = content.translate(None, b" \t\n\r\v\f")
     return _STRAY_SHARE * (len(written) - len(_NO_BASE64.sub(b"", written))) > len(written)
+
+
+def as_text(kind: str, text: str, parameter: Callable[[str], str], defects: list[str]) -> str:
+    """Return what a text of a MIME type, which may have a ``parameter``, shows."""
+    match kind:
+        case "text/html":
+            return html_to_text(text, defects)
+        case "text/calendar":
+            return calendar_to_text(text)
+        case "text/enriched":
+            return enriched_to_text(text)
+        case "text/plain" if parameter("format").lower() == "flowed":
+            return flowed_to_text(text, delete_spaces=parameter("delsp").lower() == "yes")
+    return text
 
 
 def enriched_to_text(text: str) -> str:
