@@ -24,10 +24,9 @@ import json as jsonlib
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -99,13 +98,12 @@ def ask(
         raise UsageError("--json needs a question.", 'For example: emailrl ask "When does the lease end?" --json')
     question = None if words is None else _checked(" ".join(words))
     inbox = find_inbox(settings.store.db, inbox)
-    opened = open_agent(settings, inbox, checkpoint, overrides["model_name"], continues)
     day = None if date is None else date.date().isoformat()
     if day is not None and (first := first_day(settings.store.db, inbox)) is not None and day <= first:
         say(f"Note: the mailbox begins on {first}; with --date {day} the agent sees no email.")
     place = settings.output.output_dir.parent / CONVERSATION
     conversation = _Conversation(place, inbox, continues)
-    with closing(opened()) as agent:
+    with closing(open_agent(settings, inbox, checkpoint, overrides["model_name"], continues)) as agent:
         if question is None:
             _converse(agent, conversation, day)
             return
@@ -260,22 +258,16 @@ def choose_policy(settings: Settings, checkpoint: str | None, model: str | None)
 
 def open_agent(
     settings: Settings, inbox: str, checkpoint: str | None, model: str | None, continues: bool = False
-) -> Callable[[], EmailAgent]:
-    """The agent with the policy that ``ask`` would choose, which is loaded by the first call; the choice is printed,
-    and if conversations may go on, whether it remembers them."""
-
-    @cache
-    def opened() -> EmailAgent:
-        chosen, base, name = choose_policy(settings, checkpoint, model)
-        say(f"Mailbox: {inbox}; model: {name}")
-        note_policies([chosen], settings, asks=True)
-        say_loading(settings, base)
-        agent = EmailAgent(chosen, config=settings)
-        if continues and not agent.remembers:
-            say(f"Note: {base} learned single questions: it is not shown earlier ones of the conversation.")
-        return agent
-
-    return opened
+) -> EmailAgent:
+    """The agent that ``ask`` would choose; prints the choice, and if it ``continues``, whether it remembers."""
+    chosen, base, name = choose_policy(settings, checkpoint, model)
+    say(f"Mailbox: {inbox}; model: {name}")
+    note_policies([chosen], settings, asks=True)
+    say_loading(settings, base)
+    agent = EmailAgent(chosen, config=settings)
+    if continues and not agent.remembers:
+        say(f"Note: {base} learned single questions: it is not shown earlier ones of the conversation.")
+    return agent
 
 
 def render_answer(answer: Answer, looked: Sequence[Text] = ()) -> RenderableType:

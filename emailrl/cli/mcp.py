@@ -35,7 +35,7 @@ def mcp(
     trust: Trust = False,
 ) -> None:
     import asyncio
-    from functools import partial
+    from functools import cache, partial
     from importlib.util import find_spec
 
     from emailrl.agent.task import agent_mailbox
@@ -50,7 +50,7 @@ def mcp(
     settings = load_settings(overrides, trust=trust)
     own = find_inbox(settings.store.db, inbox)
     agent = settings.agent.model_copy(update={"show_names": True})  # as people search; ART-E's is for training
-    loaded = open_agent(settings, own, checkpoint, overrides["model_name"])
+    loaded = cache(lambda: open_agent(settings, own, checkpoint, overrides["model_name"]))
     ask = (lambda question: loaded().answer(question, own)) if settings.is_chat or find_spec("torch") else None
     server = build_server(partial(agent_mailbox, agent, settings.store.db, own, None), agent, ask)
     if not http:

@@ -4,6 +4,7 @@ and printed text cannot control the terminal."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -71,6 +72,12 @@ def say_loading(settings: PolicySettings, *names: str) -> None:
     for name in names:
         check_base(name, settings.model.smol_base)
     say("Loading the model ...")
+    if not gc.get_freeze_count():  # a million objects that stay: no collection, not even the last, need look at them
+        gc.disable()
+        import emailrl.model.policy  # noqa: F401
+
+        gc.freeze()
+        gc.enable()
 
 
 def confirm(question: str, what: str, hint: str = "Add --yes.") -> bool:

@@ -40,7 +40,7 @@ def serve_agent(
     settings = load_settings(overrides, trust=trust)
     own = find_inbox(settings.store.db, inbox)
     token = server_token(host, settings.store.server_token)
-    with closing(open_agent(settings, own, checkpoint, overrides["model_name"], True)()) as agent:
+    with closing(open_agent(settings, own, checkpoint, overrides["model_name"], True)) as agent:
         server = ChatServer(
             lambda: open_mailbox(settings.store.db, own),
             lambda question, earlier, report: agent.answer(question, own, earlier=earlier, report=report),
