@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import time
@@ -139,11 +140,13 @@ def test_what_was_not_played_is_not_resumed(emailrl, here: Path) -> None:
     newer = root / "newer"
     newer.mkdir()
     (newer / "conditions.json").write_text('{"models": "nanno"}')
-    code, out, _ = emailrl("benchmark", "--model", "model", "--limit", 2, "--resume", "--json")
-    assert code == 0 and Path(json.loads(out)["trajectories"]).parents[1] == begun
-    code, _, error = emailrl("benchmark", "--model", "model", "--limit", 2, "--resume")
+    os.utime(newer, (2**31, 2**31))
+    arguments = ("benchmark", "--model", "model", "--limit", 2, "--resume")
+    code, _, error = emailrl(*arguments)  # the newest is meant
     assert code == 2 and "choose another --out" in error and "[" not in error
     assert "newer/conditions.json was started under other conditions: models was nanno, now model;" in error
+    code, out, _ = emailrl(*arguments, "--out", begun, "--json")
+    assert code == 0 and Path(json.loads(out)["trajectories"]).parents[1] == begun
 
 
 def test_the_next_step_is_named_with_its_reason(emailrl, here: Path, monkeypatch) -> None:
