@@ -235,7 +235,8 @@ def find_settings(site: Path) -> None:
     ]
     for leaf in leaves():
         where = {"location": f"reference/settings.html#{leaf.section}", "path": ["Reference", "Settings"], "tags": []}
-        own.append(where | {"level": 3, "title": leaf.env_names[0], "text": html.escape(leaf.description)})
+        text = html.escape(leaf.description, quote=False).replace("`", "")
+        own.append(where | {"level": 3, "title": leaf.env_names[0], "text": text})
     path.write_text(json.dumps(index | {"items": own}), encoding="utf-8")
 
 

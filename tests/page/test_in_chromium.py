@@ -285,7 +285,7 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
     markup = shown(target, tmp_path / "profile", "#order=best&by=learning_rate&smooth=yes")
     rows = re.findall(r'<th scope="row" class="key.*?</tr>', markup)
     cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
-    # The area under 25 %, 75 %, 50 % is (0.5 + 0.625) / 2; under 25 %, 50 %, 50 % it is (0.375 + 0.5) / 2.
+    # The area under 25%, 75%, 50% is (0.5 + 0.625) / 2; under 25%, 50%, 50% it is (0.375 + 0.5) / 2.
     assert cells == [
         ["fast", "75.0%", "step", "1", "50.0%", "56.3%", "2", "0.001"],
         ["slow", "50.0%", "step", "1", "50.0%", "43.8%", "2", "0.0001"],

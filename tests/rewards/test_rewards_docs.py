@@ -66,9 +66,7 @@ def break_even(
 
 def test_when_answering_pays_is_worked_out_from_the_reward_itself() -> None:
     text = (DOCS / "reference/rewards.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| (found.*?) \| (-[\d.]+) \| .* = ([\d.]+) % \| ([\d.]+) \| ([\d.]+) % \|$", text, re.MULTILINE
-    )
+    rows = re.findall(r"^\| (found.*?) \| (-[\d.]+) \| .* = ([\d.]+)% \| ([\d.]+) \| ([\d.]+)% \|$", text, re.MULTILINE)
     read = {"ever_found_right_email": True, "ever_read_right_email": True}
     searches = [read, read | {"sources_correct": True}, {}]
     assert len(rows) == len(searches)
@@ -78,7 +76,7 @@ def test_when_answering_pays_is_worked_out_from_the_reward_itself() -> None:
         assert worth(returned_i_dont_know=True, **found) == pytest.approx(float(unknown))
         assert break_even(searched) == pytest.approx(float(at_once), abs=0.05)
         assert break_even(searched, afterwards=True) == pytest.approx(float(afterwards), abs=0.05)
-    moved = re.findall(r"`(REWARD_\w+)=(-?[\d.]+)`(?: makes it)? ([\d.]+) %", text)
+    moved = re.findall(r"`(REWARD_\w+)=(-?[\d.]+)`(?: makes it)? ([\d.]+)%", text)
     assert len(moved) == 2
     for name, value, share in moved:
         assert break_even(read, weights={name.lower(): float(value)}) == pytest.approx(float(share), abs=0.05)
