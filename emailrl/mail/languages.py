@@ -4,8 +4,8 @@ Which language an email is in is not guessed. English forms of a keyword (``keys
 table ``stems`` has the words of emails that are not plainly English (marked in ``emails.extra``), by their spellings
 (Müller or Mueller, Łukasz or Lukasz) and their stems in every other language, unless they stand more often in plainly
 English emails (``not``). A keyword stands for every word with which it shares one, and for every compound of it. FTS5
-ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters, each after ``PARTY``, so that
-queries as ART-E writes them do not find these.
+ignores the accents of Latin letters. Chinese, Japanese and Korean text gets its pairs of characters, each after
+``PARTY``, so that queries as ART-E writes them do not find these.
 """
 
 from __future__ import annotations
