@@ -279,7 +279,7 @@ _STEMMED = f"""
     WHERE id BETWEEN ? AND ? AND extra LIKE '%{FOREIGN}'"""
 _COMPARED = f"SELECT subject, body FROM emails WHERE id % ? = 0 AND extra NOT LIKE '%{FOREIGN}'"
 _COMPARED_MAILS = 1000
-_THREADED = "SELECT id, message_id, subject, refs FROM emails"
+_THREADED = "SELECT id, message_id, subject, refs, date, parties FROM emails ORDER BY id DESC"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 
 

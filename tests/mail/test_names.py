@@ -193,17 +193,40 @@ def test_other_spellings_are_those_of_words_that_have_any() -> None:
     assert spellings("café") == ["café"] and spellings("plain") == ["plain"]
 
 
-def test_threads_do_not_depend_on_order_and_subjects_join_only_replies() -> None:
+def test_threads_follow_references_and_only_replies_without_any_their_subject() -> None:
+    us = "\ue0001\ue000 \ue0002\ue000"
     mails = [
-        (1, "<a>", "Hello", ""), (2, "<b>", "Re: Hello", "<a>"), (3, "<c>", "other", "<gone> <b>"),
-        (4, "<d>", "Report", ""), (5, "<e>", "Report", ""), (6, "<f>", "Lunch", ""),
-        (7, "<g>", "AW: RE[2]: lunch ", ""),
-        (8, "<h>", "Re: Hello", ""), (9, "<i>", "Re:", ""), (10, "<j>", "Re:", ""),
+        (number, message_id, subject, refs, f"2001-05-{number:02} 09:00:00", us)
+        for number, message_id, subject, refs in [
+            (1, "<a>", "Hello", ""), (2, "<b>", "Re: Hello", "<a>"), (3, "<c>", "other", "<gone> <b>"),
+            (4, "<d>", "Report", ""), (5, "<e>", "Report", ""), (6, "<f>", "Lunch", ""),
+            (7, "<g>", "AW: RE[2]: lunch ", ""),
+            (8, "<h>", "Re: Hello", ""), (9, "<i>", "Re:", ""), (10, "<j>", "Re:", ""),
+        ]
     ]  # fmt: skip
     threads = dict(threads_of(mails))
     groups = {tuple(each for each in threads if threads[each] == thread) for thread in threads.values()}
     assert groups == {(1, 2, 3, 8), (6, 7)}
-    assert dict(threads_of(mails[::-1])) == threads
+
+
+def test_a_common_subject_does_not_join_the_mail_of_years(tmp_path: Path) -> None:
+    """Replies without Message-ID, References and In-Reply-To, as old programs write them."""
+
+    def rechnung(day: str, sender: str, receiver: str, subject: str = "Re: Rechnung") -> bytes:
+        sent = datetime.fromisoformat(day).strftime("%a, %d %b %Y 09:00:00 +0000")
+        return f"From: {sender}\nTo: {receiver}\nSubject: {subject}\nDate: {sent}\n\nAm {day}.".encode()
+
+    mails = [
+        rechnung("2021-03-01", "gas@x", ME, "Rechnung"), rechnung("2021-03-02", "water@x", ME, "Rechnung"),
+        rechnung("2021-03-03", ME, "gas@x"), rechnung("2021-04-02", "gas@x, cy@x", ME),  # 30 days later
+        rechnung("2021-05-03", ME, "gas@x"), rechnung("2022-03-01", "gas@x", ME, "Rechnung"),  # 31 days, ten months
+        rechnung("2022-03-02", ME, "gas@x"), rechnung("2022-03-02", ME, "new@x"),
+    ]  # fmt: skip
+    (tmp_path / "m.mbox").write_bytes(mbox(*mails))
+    db = build_database(open_source(tmp_path / "m.mbox"), tmp_path / "m.db", workers=0).db
+    query = "SELECT group_concat(day, ' ') FROM ({}) GROUP BY thread_id ORDER BY 1"
+    days = "SELECT substr(date, 1, 10) AS day, thread_id FROM threads JOIN emails ON id = email_id ORDER BY date"
+    assert rows(db, query.format(days)) == [("2021-03-01 2021-03-03 2021-04-02",), ("2022-03-01 2022-03-02",)]
 
 
 def test_appending_gives_the_threads_of_one_build(tmp_path: Path) -> None:
