@@ -174,7 +174,7 @@ def test_a_single_email_is_read_and_one_under_an_envelope_in_a_folder(path: Path
     (path.parent / "z").write_bytes(mail(2, "x" * 5000))
     assert names(path.parent) == ["<1@x>", "<2@x>"]
     assert names(path.parent, max_message_bytes=4000) == ["<1@x>", "too_large:z"]
-    assert StoreSettings().max_message_bytes == MAX_MESSAGE_BYTES == 104_857_600
+    assert StoreSettings().max_message_bytes == MAX_MESSAGE_BYTES == 52_428_800
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

@@ -35,8 +35,7 @@ _CMU_NAME = re.compile(r"(?:.*/)?\d+\.$", re.DOTALL)
 """File names such as ``allen-p/inbox/1.``, which are specific to CMU's Enron release."""
 _MAX_WORKERS = 4
 _BATCH_BYTES = 1 << 20
-_BATCH_ITEMS = 512
-_ASSUMED_FILE_BYTES = 4096
+_LEAST_BYTES = 2048  # that each message counts for
 _START_BYTES = 4096
 _HEADER = re.compile(rb"[A-Za-z][A-Za-z0-9-]*:")
 _JSON_STARTS = (b"{", b"\xef\xbb\xbf{")
@@ -86,7 +85,7 @@ class Source:
             return
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         with worker_processes(workers, hint="Try --workers 0.", method=method) as submit:
-            for judged in in_order(submit, _parse_batch, calls, ahead=2 * workers + 1):
+            for judged in in_order(submit, _parse_batch, calls, ahead=2 * workers + 1, weigh=_weigh):
                 yield from judged
 
     def _unpacked(self, scratch: Path | None) -> Iterator[Item]:
@@ -203,19 +202,20 @@ def _open_many(
     is_tar, is_mbox = archive.is_tar_header(start[: archive.BLOCK]), archive.is_mbox(start)
     is_table = rows.is_mail_table(start)
     unit = "messages" if is_tar or is_mbox else "rows"
+    largest_row = largest // reading.ROW_SHARE
     file = path.open("rb")
     content = decompressed(file)
     found: Iterator[Item]
     if is_tar:
         found = archive.read_archive(content, inside, largest, cache(lambda: archive.folders_in(path)))
     elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
-        found = rows.read_parquet(path, name, largest)
+        found = rows.read_parquet(path, name, largest_row)
     elif is_mbox:
         found = archive.messages_of(iter(lambda: content.read1(archive.READ_BYTES), b""), name, largest)
     elif is_table:
-        found = rows.read_table(content, inside, largest)
-    elif start.startswith(_JSON_STARTS) and rows.is_mail_line(start_of(path, largest, line=True)):
-        found = rows.read_lines(content, name, largest)
+        found = rows.read_table(content, inside, largest_row)
+    elif start.startswith(_JSON_STARTS) and rows.is_mail_line(start_of(path, largest_row, line=True)):
+        found = rows.read_lines(content, name, largest_row)
     else:
         file.close()
         return None
@@ -245,13 +245,22 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     size = 0
     for item in items:
         batch.append(item)
-        if isinstance(item, tuple):
-            size += len(item[1]) if isinstance(item[1], bytes) else _ASSUMED_FILE_BYTES
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_ITEMS:
+        size += _size(item)
+        if size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _size(item: Item) -> int:
+    content = item.body if isinstance(item, RawEmail) else item[1] if isinstance(item, tuple) else b""
+    return max(_LEAST_BYTES, 0 if isinstance(content, Path) else len(content))
+
+
+def _weigh(batch: list[Item], *_: object) -> int:
+    """A batch's weight: 1 unless a message in it is large, of which few may be held at a time."""
+    return max(1, sum(map(_size, batch)) // _BATCH_BYTES)
 
 
 def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T], largest: int) -> list[T]:
