@@ -8,6 +8,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import getaddresses
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from mail.mails import found, mbox, rows
@@ -95,6 +96,16 @@ def test_an_email_has_names_files_thread_and_machine_as_written(db: Path) -> Non
     assert len(box.thread(answer)) == 2 and sale.thread_id is None and box.thread(sale) == [sale.message_id]
     assert open_mailbox(db, ME, "2026-05-02").thread(first) == [first.message_id], "the future is not counted"
     assert [each.machine for each in (first, sale)] == ["", "newsletter"]
+
+
+@pytest.mark.parametrize("last", ["Last", "van Dyke", "Müller-Lüdenscheidt", "Smith, Jr."])
+def test_a_name_that_begins_with_the_last_name_is_whole_however_it_is_written(last: str) -> None:
+    name = f"{last}, Dr. First"
+    encoded = f"=?utf-8?q?{quote(name)}?=".replace("%", "=")
+    for written in (f'"{name}"', f"'{name}'", name, name.replace(",", "\\,"), encoded):
+        mail = parse_message(f"From: {written} <a@x>\nTo: b@x, {written} <a@x>; Bo Lee <c@x>\n\n".encode())
+        assert isinstance(mail, RawEmail) and mail.to == ["b@x", "a@x", "c@x"], written
+        assert mail.names == {"a@x": name, "c@x": "Bo Lee"}, written
 
 
 def test_python_s_parser_reads_the_same_names(shared_data: Path) -> None:

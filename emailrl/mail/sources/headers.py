@@ -116,7 +116,7 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
         for address, name in _COMMENTED.findall(value):
             note(names, [address.lower()], [name])
     found: list[str] = []
-    words: list[str] = []  # items of one word since the last address
+    words: list[str] = []  # items without an address since the last one
     for bare, angles, name in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
         # Normally there is one address between angle brackets, but some programs put several there.
         specs = [_PREFIX.sub("", spec, count=1).split() for angle in angles for spec in re.split("[,;]", angle.lower())]
@@ -124,7 +124,8 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
         complete = [address for address in inside if "@" in address] or inside[-1:]
         if complete:
             if angles:
-                note(names, map(_bare, complete[:1]), [", ".join([*words, name])])
+                begun = words[:1] if len(words) == 1 else [each for each in words if " " not in each]
+                note(names, map(_bare, complete[:1]), [", ".join([*begun, name])])
             words.clear()
         elif angles:
             continue
@@ -132,13 +133,13 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
             tokens = _AROUND_SIGNS.sub(r"\1", bare).split()
             complete = [token for token in tokens if "@" in token.strip("@")]
             if not complete:
-                words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
+                words += [" ".join(tokens)] if tokens and "@" not in bare else []
                 continue
             if len(tokens) > len(complete):  # the preceding words also begin a name
                 words.clear()
         found += [*words, *map(_bare, complete)]
         words.clear()
-    return [each.lower() for each in (*found, *words)]
+    return [each.lower() for each in (*found, *words) if " " not in each]
 
 
 def note(names: dict[str, str], addresses: Iterable[str], written: Iterable[str], *, plain: bool = False) -> None:
@@ -219,7 +220,7 @@ def _items(value: str) -> Iterator[tuple[str, list[str], str]]:
         if kind in ("angle", "open"):
             angles.append(token[kind])
             continue
-        name.append(_ESCAPED.sub(r"\1", token[0][1:-1]) if kind == "quoted" else token[0])
+        name.append(_ESCAPED.sub(r"\1", token[0][1:-1] if kind == "quoted" else token[0]))
         if kind != "quoted":
             text.append(token[0])
         elif value[token.end() : token.end() + 1] == "@":
