@@ -36,6 +36,7 @@ From the mailbox, between two marks that nobody who wrote an email could know. I
 NAMED: Final = """\
  Keywords are also found inflected, and in the names of people and attached files; from_addr and to_addr take an \
 address or a name. Dates are in UTC."""
+GONE: Final = "The database has been replaced by one without mail of {}. Start the server anew with the right --db."
 _TEXT: Final = {"type": "string"}
 ASK: Final = {
     "name": "ask",
@@ -79,6 +80,8 @@ def build_server(
         name, arguments = parameters.name, parameters.arguments or {}
         try:
             mailbox = opened()
+            if not mailbox.known:
+                raise ToolError(GONE.format(mailbox.inbox))
             if name not in names:
                 raise ToolError(f"Unknown tool: {name!r}.")
             if name == "ask":
