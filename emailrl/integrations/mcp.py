@@ -90,11 +90,8 @@ def build_server(
                 async with one_at_a_time:
                     answer = await asyncio.to_thread(ask, question.strip())
                 found = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
-            else:
-                if isinstance(given := arguments.get("message_id"), str) and mailbox.read(given) is None:
-                    arguments = {**arguments, "message_id": f"<{given}>"}  # people and programs leave the brackets out
-                if (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
-                    raise ToolError("No email of this mailbox has this message id.")
+            elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
+                raise ToolError("No email of this mailbox has this message id.")
         except (ToolError, EmailRLError, ImportError) as error:
             error = explained(error) if isinstance(error, ImportError) else error
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)

@@ -227,14 +227,15 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         return [each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS]
 
     def read(self, message_id: str) -> Email | None:
-        """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
+        """Return the email with that id, given with or without its angle brackets, or None if there is none before
+        ``until``; ``ToolError`` for a bad id."""
         if not isinstance(message_id, str):
             raise ToolError("message_id must be a string.")
         _check_text("message_id", message_id)
-        rows = self._rows(_READ, (message_id,))
-        if not rows:
+        bare = message_id.removeprefix("<").removesuffix(">")
+        if not (rows := self._rows(_READ, (message_id, f"<{bare}>", bare))):
             return None
-        key, sent, subject, sender, body, file_name, lines, files, machine, thread = rows[0]
+        key, own, sent, subject, sender, body, file_name, lines, files, machine, thread = rows[0]
         people = self._rows(_RECIPIENTS, (key,))
         is_late = self.until is not None and (sent is None or sent >= self.until)
         if is_late or self.inbox not in (sender, *(address for address, _ in people)):
@@ -242,7 +243,7 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
         names = database.names_of(lines)
         more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
-        return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
+        return Email(own, sent, subject, sender, to, cc, bcc, body, file_name, *more)
 
     def thread(self, email: Email) -> list[str]:
         """Return the ids of the thread's emails in this mailbox, oldest first: only the email's own if it is alone or
@@ -442,8 +443,8 @@ _SEARCHES: dict[Order, str] = {
 _BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {database.SNIPPET_WORDS * 20})"
 _UNSEARCHED = _HITS.format(columns=_BEGINNING, first="emails_fts.rowid")
 _READ = """
-    SELECT id, date, subject, from_address, body, file_name, names, attachments, machine, thread_id
-    FROM emails LEFT JOIN threads ON email_id = id WHERE message_id = ?"""
+    SELECT id, message_id, date, subject, from_address, body, file_name, names, attachments, machine, thread_id
+    FROM emails LEFT JOIN threads ON email_id = id WHERE message_id IN (?1, ?2, ?3) ORDER BY message_id <> ?1"""
 _THREAD = """
     SELECT message_id FROM emails e
     WHERE id IN (SELECT email_id FROM threads WHERE thread_id = ? LIMIT ?) AND id > ? AND id <= ? AND (
