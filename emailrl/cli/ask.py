@@ -1,7 +1,8 @@
 """Ask a mailbox a question; the agent searches, reads, answers and cites its source emails.
 
 Without a question, questions are read from the terminal or from stdin, one per line: Ctrl-C ends the current
-question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout. --json needs a question.
+question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout. --json needs a question. If a question
+got no answer, the exit code is 1; "I don't know" is one.
 
 Without --checkpoint or --model, the newest best checkpoint answers, but one of nano only in the demo mailbox, the only
 mail that nano knows; otherwise MODEL_NAME if it is set; otherwise smol if it or its base model is on this machine and
@@ -44,7 +45,7 @@ from emailrl.base.plain import counted, cut, one_line
 from emailrl.base.process import INTERRUPTED
 from emailrl.cli.inputs import note_policies, note_runs_without_best
 from emailrl.cli.options import Checkpoint, Inbox, Json, Overrides, Trust, setting_options
-from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading, warn
+from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading
 from emailrl.records.trajectory import StopReason
 from emailrl.settings import Settings, load_settings
 
@@ -114,6 +115,7 @@ def ask(
         spent = {"turns": len(answer.trajectory.turns), "seconds": answer.trajectory.seconds, "model": agent.name}
         doubts = {"not_in_sources": answer.unsupported, "newer_in_thread": answer.newer}
         print_json({"answer": answer.answer, "sources": answer.sources} | doubts | _looked_at(answer) | spent | facts)
+    _check_answered(answer, agent)
 
 
 class _Conversation:
@@ -156,11 +158,15 @@ def _ask(
     with console.status("thinking") if console.is_terminal else nullcontext():
         answer = agent.answer(question, conversation.inbox, query_date=date, earlier=conversation.earlier, report=show)
     conversation.add(question, answer.answer or I_DONT_KNOW)
-    if answer.answer is None and (reason := answer.stop_reason) is not None:
-        warn(_WHY.get(reason, f"No answer ({reason}).").format(turns=agent.settings.agent.max_turns))
     if results is not None:
         results.print(render_answer(answer, [] if results.is_terminal else looked))
     return answer
+
+
+def _check_answered(answer: Answer, agent: EmailAgent) -> None:
+    """Raise EmailRLError, which says why, if there is no answer."""
+    if answer.answer is None and (reason := answer.stop_reason) is not None:
+        raise EmailRLError(_WHY.get(reason, f"No answer ({reason}).").format(turns=agent.settings.agent.max_turns))
 
 
 def _looked_at(answer: Answer) -> dict[str, list[Any]]:
@@ -176,21 +182,26 @@ def _looked_at(answer: Answer) -> dict[str, list[Any]]:
 
 
 def _converse(agent: EmailAgent, conversation: _Conversation, date: str | None) -> None:
-    """Answer questions until there are no more; an error or Ctrl-C ends only the current question."""
+    """Answer questions until there are no more; an error or Ctrl-C ends only the current question. EmailRLError at the
+    end if one got no answer and they were not typed on a terminal."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
-    results = result_console()
+    results, number, unanswered = result_console(), -1, 0
     for number, question in enumerate(_questions()):
+        unanswered += 1
         try:
             if not sys.stdin.isatty():  # on a terminal it stands where it was typed
                 results.print("\n" * (number > 0), end="")
                 say(f"Question: {question}", results)
-            _ask(agent, conversation, date, _checked(question), results)
+            _check_answered(_ask(agent, conversation, date, _checked(question), results), agent)
+            unanswered -= 1
         except KeyboardInterrupt:
             say("interrupted")
         except CostReached:
             raise
         except EmailRLError as error:
             say(f"error: {error}")
+    if unanswered and not sys.stdin.isatty():
+        raise EmailRLError(f"{unanswered:,} of {counted(number + 1, 'question')} got no answer.")
 
 
 def _questions() -> Iterator[str]:
