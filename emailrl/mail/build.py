@@ -246,7 +246,7 @@ def _naming(db: Path) -> Iterator[None]:
         if database.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             with database.reading(db):
                 raise
-        hint = "It is unchanged."
+        hint = "The old database is unchanged." if db.exists() else "Nothing was written."
         raise EmailRLError(f"The database {db} cannot be written: {database.reason(error)}.", hint) from error
 
 
