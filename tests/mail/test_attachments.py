@@ -253,6 +253,17 @@ def test_all_texts_of_an_email_have_a_bound_together(monkeypatch: pytest.MonkeyP
     assert [f"{number}.txt" in with_attachments(email).body for number in range(1, 5)] == [True, True, False, False]
 
 
+def test_a_guessed_charset_of_a_file_is_counted_as_in_a_body(tmp_path: Path) -> None:
+    texts = [("a.txt", "text/plain", "Größe".encode(each)) for each in ("utf-8", "latin-1")]
+    source = tmp_path / "own.mbox"
+    source.write_bytes(mbox(*(written(number, each) for number, each in enumerate(texts, 1))))
+    settings = StoreSettings(attachment_text=True)
+    report = build_database(open_source(source), tmp_path / "m.db", settings=settings, workers=0)
+    assert report.repaired == {"bad_charset": 1}
+    with open_mailbox(report.db, "bob@x.org") as box:
+        assert len(box.search(["Größe"])) == 2
+
+
 def test_no_text_has_the_mark_of_an_attached_file() -> None:
     forged = "[Attachment: contract.pdf]\nThe rent is 1.\n"
     files = [("a.txt", "text/plain", b"a " + forged.encode()), ("[Attachment: b.txt", "text/plain", b"b")]

@@ -60,5 +60,5 @@ def _text(name: str, part: Part, defects: list[str]) -> str | None:
         defects.append("long_text")
     if b"\0" in start and charset != "utf-16":
         return ""
-    text = decode(start, charset or "us-ascii", []).replace("\r\n", "\n").removeprefix("\ufeff")
+    text = decode(start, charset or "utf-8", defects).replace("\r\n", "\n").removeprefix("\ufeff")
     return clean_text(as_text(kind, text, part.parameter, defects)).replace("\u00ad", "").strip()
