@@ -44,7 +44,7 @@ _FEW_MAILS = 1000
 _OR_ANEW = "or build it anew with --overwrite; nothing was written."
 _TO_ADD = f"Add what is new with --append, {_OR_ANEW}"
 _FLUSH_MAILS = 1000
-_INDEX_MAILS = 20_000
+_INDEX_MAILS = 50_000  # each time a segment of the index is written, all of which are merged at the end
 _LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2, "pgsz": 512}
 """Small pages let a search skip more of a common word's emails."""
 _DEFAULTS = {"hashsize": 1024 * 1024, "automerge": 4, "usermerge": 4}
