@@ -68,26 +68,15 @@ def worker_processes(count: int, *, hint: str, method: str = "spawn") -> Iterato
                 process.join()
 
 
-def in_order(
-    submit: Submit,
-    function: Callable[..., T],
-    calls: Iterable[tuple[Any, ...]],
-    ahead: int,
-    weigh: Callable[..., int] = lambda *arguments: 1,
-) -> Iterator[T]:
-    """The results for the arguments in ``calls``; the next ones are not taken while those begun weigh more than
-    ``ahead``."""
-    begun: deque[tuple[Future[T], int]] = deque()
-    held = 0
+def in_order(submit: Submit, function: Callable[..., T], calls: Iterable[tuple[Any, ...]], ahead: int) -> Iterator[T]:
+    """The results for the arguments in ``calls``, at most ``ahead`` of them begun before the first is taken."""
+    begun: deque[Future[T]] = deque()
     for arguments in calls:
-        begun.append((submit(function, *arguments), weigh(*arguments)))
-        held += begun[-1][1]
-        while held > ahead:
-            first, weight = begun.popleft()
-            yield first.result()
-            held -= weight
+        begun.append(submit(function, *arguments))
+        if len(begun) > ahead:
+            yield begun.popleft().result()
     while begun:
-        yield begun.popleft()[0].result()
+        yield begun.popleft().result()
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from typing import Annotated, Any, Final
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from emailrl.agent import StepResult
 from emailrl.agent.email_agent import Answer, EmailAgent
@@ -45,7 +45,7 @@ from emailrl.base.plain import counted, cut, one_line
 from emailrl.base.process import INTERRUPTED
 from emailrl.cli.inputs import note_policies, note_runs_without_best
 from emailrl.cli.options import Checkpoint, Inbox, Json, Overrides, Trust, setting_options
-from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading
+from emailrl.cli.output import LONGEST_ID, print_json, progress_console, result_console, say, say_loading, warn
 from emailrl.records.trajectory import StopReason
 from emailrl.settings import Settings, load_settings
 
@@ -106,8 +106,7 @@ def ask(
     conversation = _Conversation(place, inbox, continues)
     with closing(open_agent(settings, inbox, checkpoint, overrides["model_name"], continues)) as agent:
         if question is None:
-            _converse(agent, conversation, day)
-            return
+            raise Exit(_converse(agent, conversation, day))
         answer = _ask(agent, conversation, day, question, None if json else result_console())
     if json:
         scenario = answer.trajectory.scenario
@@ -115,7 +114,8 @@ def ask(
         spent = {"turns": len(answer.trajectory.turns), "seconds": answer.trajectory.seconds, "model": agent.name}
         doubts = {"not_in_sources": answer.unsupported, "newer_in_thread": answer.newer}
         print_json({"answer": answer.answer, "sources": answer.sources} | doubts | _looked_at(answer) | spent | facts)
-    _check_answered(answer, agent)
+    if answer.answer is None:
+        raise Exit(1)
 
 
 class _Conversation:
@@ -158,15 +158,11 @@ def _ask(
     with console.status("thinking") if console.is_terminal else nullcontext():
         answer = agent.answer(question, conversation.inbox, query_date=date, earlier=conversation.earlier, report=show)
     conversation.add(question, answer.answer or I_DONT_KNOW)
+    if answer.answer is None and (reason := answer.stop_reason) is not None:
+        warn(_WHY.get(reason, f"No answer ({reason}).").format(turns=agent.settings.agent.max_turns))
     if results is not None:
         results.print(render_answer(answer, [] if results.is_terminal else looked))
     return answer
-
-
-def _check_answered(answer: Answer, agent: EmailAgent) -> None:
-    """Raise EmailRLError, which says why, if there is no answer."""
-    if answer.answer is None and (reason := answer.stop_reason) is not None:
-        raise EmailRLError(_WHY.get(reason, f"No answer ({reason}).").format(turns=agent.settings.agent.max_turns))
 
 
 def _looked_at(answer: Answer) -> dict[str, list[Any]]:
@@ -181,27 +177,26 @@ def _looked_at(answer: Answer) -> dict[str, list[Any]]:
     return {"searches": searches, "read": list(read)}
 
 
-def _converse(agent: EmailAgent, conversation: _Conversation, date: str | None) -> None:
-    """Answer questions until there are no more; an error or Ctrl-C ends only the current question. EmailRLError at the
-    end if one got no answer and they were not typed on a terminal."""
+def _converse(agent: EmailAgent, conversation: _Conversation, date: str | None) -> int:
+    """Answer questions until there are no more; an error or Ctrl-C ends only the current question. Returns the exit
+    code: 1 if one got no answer, unless they were typed on a terminal."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
-    results, number, unanswered = result_console(), -1, 0
+    results, is_answered = result_console(), True
     for number, question in enumerate(_questions()):
-        unanswered += 1
+        answer = None
         try:
             if not sys.stdin.isatty():  # on a terminal it stands where it was typed
                 results.print("\n" * (number > 0), end="")
                 say(f"Question: {question}", results)
-            _check_answered(_ask(agent, conversation, date, _checked(question), results), agent)
-            unanswered -= 1
+            answer = _ask(agent, conversation, date, _checked(question), results).answer
         except KeyboardInterrupt:
             say("interrupted")
         except CostReached:
             raise
         except EmailRLError as error:
             say(f"error: {error}")
-    if unanswered and not sys.stdin.isatty():
-        raise EmailRLError(f"{unanswered:,} of {counted(number + 1, 'question')} got no answer.")
+        is_answered &= answer is not None
+    return int(not (is_answered or sys.stdin.isatty()))
 
 
 def _questions() -> Iterator[str]:

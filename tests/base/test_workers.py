@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
 from multiprocessing import active_children
 
 import psutil
@@ -33,19 +31,6 @@ def test_they_ignore_signals_from_their_first_instruction_and_end_while_busy(met
     assert time.monotonic() - begun < 120 and not active_children()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
-
-
-def test_heavy_calls_are_not_begun_beside_others() -> None:
-    taken, ready = [], Future[int]()
-    ready.set_result(0)
-
-    def calls() -> Iterator[tuple[int]]:
-        for weight in (1, 1, 5, 1):
-            taken.append(weight)
-            yield (weight,)
-
-    results = in_order(lambda *_: ready, abs, calls(), ahead=3, weigh=lambda weight: weight)
-    assert [(next(results), len(taken)) for _ in range(4)] == [(0, 3), (0, 3), (0, 3), (0, 4)]
 
 
 def test_errors_come_back_and_a_death_is_one() -> None:

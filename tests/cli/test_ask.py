@@ -148,7 +148,7 @@ def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Pa
     code, out, err = emailrl("ask", "Who am I?", "--db", db)
     assert (code, out) == (1, f"I don't know.\n{search}\n{search}\n")
     last = err.splitlines()[-1]
-    assert last.startswith("error: The model gave no answer within 2 turns.") and last.endswith("raise MAX_TURNS.")
+    assert last.startswith("The model gave no answer within 2 turns.") and last.endswith("raise MAX_TURNS.")
     server.reply = scripted(("search_emails", '{"keywords": "lease"}'))
     code, out, err = emailrl("ask", "Who am I?", "--db", db, "--json")
     assert code == 1 and json.loads(out)["answer"] is None and json.loads(out)["stop_reason"] == "bad_tool_call_args"
@@ -205,12 +205,10 @@ def test_a_failure_ends_one_question_of_a_session(emailrl, server, db: Path, mon
     code, out, err = emailrl("ask", "--db", db)
     assert code == 1 and "error: The rollout failed: " in err and "too busy" in err
     assert out.startswith("Question: one\n\nQuestion: two\nOn 31 May 2002.")
-    assert err.endswith("error: 1 of 2 questions got no answer.\n")
     server.reply = scripted(("search_emails", '{"keywords": "lease"}'))
     typed(monkeypatch, "three\n")
     code, _, err = emailrl("ask", "--db", db)
-    assert code == 1 and "error: The model's tool call" in err
-    assert err.endswith("error: 1 of 1 question got no answer.\n")
+    assert code == 1 and err.splitlines()[-1].startswith("The model's tool call")
     server.reply = scripted(UNKNOWN)
     typed(monkeypatch, "four\n")
     assert emailrl("ask", "--db", db)[0] == 0

@@ -17,6 +17,7 @@ from mail.mails import ENVELOPE, lines, mail, make_tar, mbox, names, row, text, 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import Skipped, archive, open_source
+from emailrl.mail.sources.detect import _batches
 from emailrl.mail.sources.reading import MAX_MESSAGE_BYTES
 from emailrl.settings import StoreSettings
 
@@ -205,3 +206,11 @@ def test_what_is_no_source_is_refused(tmp_path: Path, path: Path) -> None:
 def test_workers_keep_the_order(path: Path, workers: int) -> None:
     path.write_bytes(make_tar({str(number): text(number, 20_000) for number in range(200)}))
     assert list(open_source(path).read(attrgetter("message_id"), workers)) == [f"<{number}@x>" for number in range(200)]
+
+
+def test_large_messages_are_held_one_at_a_time() -> None:
+    large, small = (("f", b"x" * size) for size in (5 << 20, 1000))
+    found = [[len(content) for _, content in batch] for batch in _batches([large, large, *[small] * 600])]
+    assert found == [
+        [5 << 20], [], [], [], [], [5 << 20], [], [], [], [], [1000] * 512, [1000] * 88
+    ], "a message counts for 2 KiB at least"  # fmt: skip

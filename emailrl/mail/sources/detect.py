@@ -85,7 +85,7 @@ class Source:
             return
         method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
         with worker_processes(workers, hint="Try --workers 0.", method=method) as submit:
-            for judged in in_order(submit, _parse_batch, calls, ahead=2 * workers + 1, weigh=_weigh):
+            for judged in in_order(submit, _parse_batch, calls, ahead=2 * workers + 1):
                 yield from judged
 
     def _unpacked(self, scratch: Path | None) -> Iterator[Item]:
@@ -241,26 +241,20 @@ def _open_many(
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Batches of about ``_BATCH_BYTES``; a larger one is followed by as many empty ones as it has of these, so that no
+    more of it is held at a time than of others."""
     batch: list[Item] = []
     size = 0
     for item in items:
         batch.append(item)
-        size += _size(item)
+        content = item[1] if isinstance(item, tuple) else b""
+        size += max(_LEAST_BYTES, len(content) if isinstance(content, bytes) else 0)
         if size >= _BATCH_BYTES:
             yield batch
+            yield from ([] for _ in range(1, size // _BATCH_BYTES))
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _size(item: Item) -> int:
-    content = item.body if isinstance(item, RawEmail) else item[1] if isinstance(item, tuple) else b""
-    return max(_LEAST_BYTES, 0 if isinstance(content, Path) else len(content))
-
-
-def _weigh(batch: list[Item], *_: object) -> int:
-    """A batch's weight: 1 unless a message in it is large, of which few may be held at a time."""
-    return max(1, sum(map(_size, batch)) // _BATCH_BYTES)
 
 
 def _parse_batch(batch: list[Item], judge: Callable[[RawEmail | Skipped], T], largest: int) -> list[T]:
