@@ -57,9 +57,9 @@ def test_members_that_are_no_mail_or_too_large_are_counted(path: Path) -> None:
 
 
 def test_unfinished_deliveries_of_an_archived_maildir_are_no_mail(path: Path) -> None:
-    box = {"m/tmp/1.": text(1), "m/cur/2.": text(2), "m/new/3.": text(3), "tmp/4.": text(4), "n/cur/5.": text(5)}
-    path.write_bytes(gzip.compress(make_tar(box | {"n/tmp/6.": text(6)})))
-    assert names(path) == ["<2@x>", "<3@x>", "<4@x>", "<5@x>", "<6@x>"]  # the last two are in no Maildir
+    box = {"m/tmp/990000000.M1P2.host": text(1), "m/cur/990000001.M1P2.host:2,": text(2), "tmp/3.": text(3)}
+    path.write_bytes(gzip.compress(make_tar(box | {"m/tmp/old.mail.4": text(4)})))
+    assert names(path) == ["not_mail:m/tmp/990000000.M1P2.host", "<2@x>", "<3@x>", "<4@x>"]
 
 
 def cut_points() -> list[tuple[str, bytes, int]]:

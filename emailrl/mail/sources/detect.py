@@ -207,7 +207,7 @@ def _open_many(
     content = decompressed(file)
     found: Iterator[Item]
     if is_tar:
-        found = archive.read_archive(content, inside, largest, cache(lambda: archive.folders_in(path)))
+        found = archive.read_archive(content, inside, largest)
     elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
         found = rows.read_parquet(path, name, largest_row)
     elif is_mbox:

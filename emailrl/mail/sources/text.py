@@ -68,7 +68,7 @@ _TOLD = re.compile(
 _PARAMETER = re.compile(r';([A-Z]+)="?([^";]*)')
 _ESCAPED = re.compile(r"\\(.)")
 _TIME = re.compile(r"(\d{4})(\d\d)(\d\d)(?:T(\d\d)(\d\d)\d\d(Z?))?")
-_ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IGNORECASE)
+_ENRICHED = re.compile(r"<param>[^<]*</param>|\n(?=\n)", re.IGNORECASE)
 
 
 def codec_of(label: str) -> str | None:
@@ -146,22 +146,12 @@ def as_text(kind: str, text: str, parameter: Callable[[str], str], defects: list
             return html_to_text(text, defects)
         case "text/calendar":
             return calendar_to_text(text)
-        case "text/enriched":
-            return enriched_to_text(text)
+        case "text/enriched":  # RFC 1896: one line end is a space, and n line ends are n - 1
+            html = _ENRICHED.sub(lambda it: "<br>" * (it[0] == "\n"), text.replace("<<", "&lt;"))
+            return html_to_text(html, defects)
         case "text/plain" if parameter("format").lower() == "flowed":
             return flowed_to_text(text, delete_spaces=parameter("delsp").lower() == "yes")
     return text
-
-
-def enriched_to_text(text: str) -> str:
-    """Return the text of ``text/enriched`` (RFC 1896): one line end is a space, and n line ends are n - 1."""
-
-    def plain(found: re.Match[str]) -> str:
-        if found[0][0] == "\n":
-            return found[0][1:] or " "
-        return "<" if found[0] == "<<" else ""
-
-    return _ENRICHED.sub(plain, text)
 
 
 def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
