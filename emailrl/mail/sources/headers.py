@@ -38,7 +38,6 @@ _COMMENTED = re.compile(rf"({_ADDRESS})\s*\(([^()]*)\)")  # ``ann@x.org (Ann Lee
 _UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
 """Space, controls and marks that turn the direction of text, by which a name could pose as another."""
 _MOST_LISTED = 30  # people: by default an email of that release to more is skipped
-_EXCHANGE = " </O="
 LABEL = re.compile(r'"([^"]*+)"|([^",\s][^",]*+)')  # of Gmail, as Takeout lists them
 _MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
 _MAX_REFERENCES = 100
@@ -170,17 +169,9 @@ def note_listed(names: dict[str, str], addresses: list[str], listed: str) -> Non
     as there are addresses: both are in the same order."""
     if len(addresses) > _MOST_LISTED:
         return
-    people: list[str] = []
-    if listed.count(_EXCHANGE) == len(addresses):
-        people = [item.partition(" <")[0] for item in listed.split(">, ")]
-    elif "<" not in listed and '"' not in listed:
-        people = listed.split(", ")
-    if len(people) != len(addresses):
-        items = _LISTED.findall(listed)
-        if sum(len(whole) for whole, _, _ in items) == len(listed):
-            people = [quoted or plain for whole, quoted, plain in items if whole]
-    if len(people) == len(addresses):
-        note(names, addresses, people, plain=_is_plain(listed))
+    items = [item for item in _LISTED.findall(listed) if item[0]]
+    if len(items) == len(addresses) and sum(len(whole) for whole, _, _ in items) == len(listed):
+        note(names, addresses, [quoted or plain for _, quoted, plain in items], plain=_is_plain(listed))
 
 
 def _plain_addresses(value: str) -> list[str] | None:
