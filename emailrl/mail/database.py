@@ -358,7 +358,6 @@ def first_day(db: Path, inbox: str) -> str | None:
 
 
 def last_day(db: Path) -> str | None:
-    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date. Raises as
-    ``connect``."""
+    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC, or None without any. Raises as ``connect``."""
     with opened(db) as connection:
         return (connection.scalar(select(func.max(emails.c.date))) or "")[:10] or None

@@ -124,8 +124,7 @@ class Stems:
 
 
 def stem_ranges(word: str) -> str:
-    """Return, as JSON, the first and the last key in ``stems`` of each group of words that a keyword of one word stands
-    for."""
+    """Return, as JSON, the first and the last key in ``stems`` of each group of words for which a keyword stands."""
     word = normalize("NFC", word.lower())
     written = {word, fold(word), _FLEETING.sub(r"\1", word)}
     found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
@@ -197,8 +196,7 @@ def english_forms(word: str) -> list[str]:
 
 
 def words_apart(keyword: str) -> list[str]:
-    """Return the keyword, or its words if one is of a script without spaces: pairs of characters form no phrases with
-    other words."""
+    """Return the keyword; its words if one is of a script without spaces, whose pairs form no phrases with others."""
     return keyword.split() if not keyword.isascii() and _CJK.search(keyword) else [keyword]
 
 

@@ -45,8 +45,7 @@ def quoted(keyword: str) -> str:
 
 def short_text(keywords: Sequence[str]) -> int:
     """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
-    keyword's longest word, and one more character separates it from the next. No word of a text matches two different
-    ones."""
+    keyword's longest word, and a character separates it from the next. No word of a text matches two keywords."""
     longest = Counter(map(_longest_word, keywords))
     return int(_MOST_MATCHES / max(number / (1 + (len(word) or 1)) for word, number in longest.items()))
 

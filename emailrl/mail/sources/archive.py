@@ -71,8 +71,7 @@ def is_mbox(start: bytes) -> bool:
 
 def messages_of(blocks: Iterator[bytes], name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
     """Yield the messages of a decompressed mbox as (``name#number``, bytes), or ``Skipped``: those of more than
-    ``largest`` bytes, and those that Thunderbird has deleted. Truncation cannot be detected: the last message is
-    shorter."""
+    ``largest`` bytes, and those that Thunderbird has deleted. Of a truncated one, the last message is shorter."""
     for number, piece in enumerate(_pieces(blocks, largest), 1):
         if piece is None:
             yield Skipped("too_large", f"{name}#{number}")
@@ -204,8 +203,7 @@ def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes, Iterator[byte
 
 
 def read_archive(stream: IO[bytes], inside: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of a decompressed archive as (name after ``inside``, bytes), also those of its mboxes;
-    ``EOFError`` if it is cut off."""
+    """Yield the messages of an archive, and of mboxes in it, as (name after ``inside``, bytes); ``EOFError`` if cut."""
     for member, size, kind, blocks in _members(stream):
         name = inside + member
         if name.endswith("/"):

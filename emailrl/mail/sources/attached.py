@@ -25,8 +25,7 @@ _MARK, _IN_TEXT = "[Attachment", "[ Attachment"  # no text that is read has the 
 
 def with_attachments(email: RawEmail) -> RawEmail:
     """Return an email whose body is followed by the text of its attached files, until ``MAX_READ_BYTES`` characters are
-    exceeded. Defects: ``attachment_unread`` if no text of a file of a known kind can be read, ``long_text`` if it is
-    longer than ``MAX_CHARS``."""
+    exceeded. Defects: ``attachment_unread`` for one of a known kind without text, ``long_text`` over ``MAX_CHARS``."""
     texts, defects, size = {"": email.body.replace(_MARK, _IN_TEXT)}, [*email.defects], len(email.body)
     for part in email.files:
         name = shown_name(part.name)

@@ -24,8 +24,7 @@ from emailrl.mail.sources.message import begins_mail, parse_message
 from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
 Unread = tuple[str, bytes | Path]
-"""A message not yet parsed: its name in the source, and its bytes (a row's are a ``JsonLine`` or ``TableMail``) or the
-file that holds them."""
+"""A message not yet parsed: its name in the source, and its bytes (of a row ``JsonLine`` or ``TableMail``) or file."""
 Item = Unread | RawEmail | Skipped
 Found = Item | Callable[[Path | None], Iterator[Item]]
 """What a source holds: an item, or what unpacks some in a folder."""
@@ -148,8 +147,7 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
 
 
 def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated: bool) -> Iterator[Found]:
-    """The messages under ``root`` in a fixed order of files, named by their path below it. Links and devices are not
-    followed."""
+    """The messages under ``root`` in a fixed order of files, named by their path below it. Links are not followed."""
     folders = [root]
     while folders:
         folder = folders.pop()

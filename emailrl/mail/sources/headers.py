@@ -195,8 +195,7 @@ def _bare(address: str) -> str:
 
 
 def _items(value: str) -> Iterator[tuple[str, list[str], str]]:
-    """The items between commas and semicolons: the text outside angle brackets, the content of each pair, and the
-    name, which may be quoted."""
+    """The items between commas and semicolons: the text outside angle brackets, the content of each pair, the name."""
     text: list[str] = []
     angles: list[str] = []
     name: list[str] = []

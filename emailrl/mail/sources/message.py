@@ -360,8 +360,7 @@ def _parts_in(part: Part, most: int, defects: list[str]) -> list[Part] | None:
 
 def _pieces(container: Part, most: int, defects: list[str]) -> list[bytes]:
     """The content between a container's delimiters, as ``_split`` returns it. If the boundary as it was folded opens no
-    part, it is searched with other spacing; after that, any line above a content header counts as a delimiter
-    (``bad_mime`` in ``defects``)."""
+    part, it is searched with other spacing; then any line above a content header is a delimiter (``bad_mime``)."""
     boundary = container.parameter("boundary")
     words = boundary.split()
     for candidate in dict.fromkeys((boundary, " ".join(words), "".join(words))):
