@@ -193,7 +193,7 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         self, keywords: list[str], from_addr: object, to_addr: object, sent_after: object, sent_before: object
     ) -> tuple[str | None, list[str], str, tuple[str | None, ...], tuple[int, int]] | None:
         """The FTS5 expression of the keywords (None without any), what they may look like in a text, the expression
-        with the people; sender and recipient, each twice; the highest id and the one below the lowest. None: no match."""
+        with the people; sender and recipient, each twice; the highest id and that below the lowest. None: no match."""
         text, written = self._text_match(_checked(keywords))
         given = self._people("from_addr", from_addr), self._people("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
@@ -268,7 +268,7 @@ class Mailbox(AbstractContextManager["Mailbox"]):
 
     def _text_match(self, keywords: list[str]) -> tuple[str | None, list[str]]:
         """The FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without any. And what they
-        may look like in a text. With ``names``, a keyword may be in any spelling or inflection, and in ``extra``, too."""
+        may look like in a text. With ``names``, a keyword may be in any spelling and inflection, also in ``extra``."""
         if not keywords:
             return None, []
         words = [word for keyword in keywords for word in words_apart(keyword) if marked(word)] if self.names else []
