@@ -245,8 +245,8 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     size = 0
     for item in items:
         batch.append(item)
-        content = item[1] if isinstance(item, tuple) else b""
-        size += max(_LEAST_BYTES, len(content) if isinstance(content, bytes) else 0)
+        content = item.body if isinstance(item, RawEmail) else item[1] if isinstance(item, tuple) else b""
+        size += max(_LEAST_BYTES, 0 if isinstance(content, Path) else len(content))
         if size >= _BATCH_BYTES:
             yield batch
             yield from ([] for _ in range(1, size // _BATCH_BYTES))

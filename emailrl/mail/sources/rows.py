@@ -31,7 +31,7 @@ _ALTERNATIVES = (
     "(maildir tree, tar archive, mbox, emails.csv, JSONL, Parquet or dataset folder)."
 )
 PARQUET_START = b"PAR1"
-_BATCH_ROWS = 500
+_BATCH_ROWS = 20  # of Parquet, held at once however large they are
 _BUFFER_BYTES = 1 << 20
 _TABLE_COLUMNS = (b"file", b"message")
 _ROW = re.compile(rb"(?:%b,)*+%b\n" % ((rb'(?:(?:"[^"]*+")++(?!")|(?!"))[^,\n]*+',) * 2))
