@@ -101,7 +101,7 @@ def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list
 
 
 def _several(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return " to ".join(dict.fromkeys([names[0], names[-1]]))
 
 
 _CHUNK_BYTES = 400_000  # trajectory JSON that the page unpacks at a time

@@ -54,6 +54,8 @@ const difference = ({ difference: by, difference_low: low, difference_high: high
 
 const betterOn = (pair) => `better on ${pair.better_second}, worse on ${pair.better_first}`;
 
+// An evaluation that was chosen as the highest of several tells too much of the model that it chose.
+const highestOf = ({ length }) => (length > 1 ? `the highest of ${length} evaluations, so too high on average` : "the only evaluation");
 const bestOf = (evaluations) => evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
 
 // What the page is shown around for: an accuracy before and after, and what is known about that claim.
@@ -74,8 +76,8 @@ function headline() {
     const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
     const asked = plural(best.num_questions, "validation question");
     const [shown, name, note] = run.status?.state === "running"
-      ? [last, `Validation accuracy at step ${last.step}`, last === best ? `the best so far, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, the highest of ${run.evaluations.length}, so too high on average`]
-      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average`];
+      ? [last, `Validation accuracy at step ${last.step}`, last === best ? `the ${first === best ? "first" : "best so far"}, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, ${highestOf(run.evaluations)}`]
+      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; ${highestOf(run.evaluations)}`];
     return { name, before: first === shown ? null : first, after: shown, notes: [note] };
   }
   const judged = data.rows.filter((row) => row.verdict !== "not judged");
@@ -133,7 +135,7 @@ function heroFacts() {
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);
-    add("Selected the model", percent(best.accuracy), best.step ? `step ${best.step}: the highest of ${plural(evaluations.length, "evaluation")}, so too high on average` : "step 0: no later evaluation was better, so it is untrained");
+    add("Selected the model", percent(best.accuracy), best.step ? `step ${best.step}: ${highestOf(evaluations)}` : `step 0, untrained: ${evaluations.length > 1 ? "no later evaluation was better" : highestOf(evaluations)}`);
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward)} → ${number(evaluations.at(-1).reward)}`, "mean, first to last");
   else if (pair && !evaluations.length) {

@@ -9,16 +9,19 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from chromium import needs_chromium, shown
 from page.conftest import WRONG, make_run, write_weights, written
 from tiny import make_metadata
 
+from emailrl.base.disk import Lock
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import PageData, page
 from emailrl.page.place import place_of, place_of_several, run_record, runs_record
+from emailrl.page.server import PageServer, Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 
@@ -199,6 +202,7 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     target = written(tmp_path / "bench")
     markup = shown(target, tmp_path / "profile")
     assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup)
+    assert "<title>small → grpo/best_model · emailrl</title>" in markup
     assert '<span class="was">8.3%</span>' in markup and '<span class="is">91.7%</span>' in markup
     assert 'Only grpo/best_model was correct <span class="count">10</span>' in markup
     assert 'Only small was correct <span class="count">0</span>' in markup
@@ -208,6 +212,37 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">email cited</span>" in side
+
+
+@needs_chromium
+def test_a_served_benchmark_is_live_only_while_it_is_played(tmp_path: Path, trajectory: Trajectory) -> None:
+    write_benchmark(tmp_path / "bench", trajectory, {"nano": (1, None)}, asked=2)
+    with PageServer(Served(tmp_path / "bench", model_name="nano")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        title, live = (re.compile(each) for each in ("<title>(.*?)</title>", 'id="live">(.*?)<'))
+
+        def state() -> tuple[str, str]:
+            markup = shown(server.address, tmp_path / "profile")
+            return title.findall(markup)[0], live.findall(markup)[0]
+
+        with Lock(tmp_path / "bench" / "conditions.json"):
+            assert state() == ("nano · emailrl", "live")
+        assert state() == ("finished · nano · emailrl", "Finished")
+        results = tmp_path / "bench" / "results.json"
+        results.write_text(results.read_text().replace('"complete": true', '"complete": false'))
+        assert state() == ("incomplete · nano · emailrl", "Incomplete")
+        results.unlink()
+        assert state() == ("bench · emailrl", "Ended")  # interrupted before it had anything to say
+        server.shutdown()
+
+
+@needs_chromium
+def test_one_evaluation_is_no_highest_of_several(tmp_path: Path) -> None:
+    write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    evaluations = [{"step": step, "accuracy": step / 4, **HELD} for step in (0, 1)]
+    for count, said in ((1, "1 validation question; the only evaluation"), (2, "the highest of 2 evaluations, so too")):
+        write_records(tmp_path / "run" / "evaluations.jsonl", evaluations[:count])
+        assert said in shown(written(tmp_path / "run"), tmp_path / "profile")
 
 
 @needs_chromium
