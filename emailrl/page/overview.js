@@ -5,8 +5,9 @@ function overview() {
   linked.length = 0;
   if (run.kind === "runs") return runsOverview();
   const parts = [heading(), isWaiting(run) ? firstEvaluation() : hero(), leftOut()];
-  const charts = curves();
+  const [charts, machines] = [curves(), machine()];
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div.charts", {}, charts), stepTable()));
+  if (machines.length) parts.push(section("Machine", null, el("div.charts", {}, machines)));
   if (run.results.length > (run.pair ? 2 : 1)) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
   parts.push(failures(), changes(), rewardOverview());
   return el("div.overview", {}, parts);
@@ -210,15 +211,31 @@ function curves() {
     lineChart("Trainable share of tokens", [stepLine("share", "trainable_share")], { show: percent, zero: true }),
     lineChart("Turns per trajectory", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.num_turns })) }, stepLine("training", "num_turns")], { show: (value) => value.toFixed(2), zero: true }),
     lineChart("Tokens per trajectory", [lengths("tokens", (row) => row.tokens), lengths("sampled", (row) => row.trained)], { show: (value) => number(value, 1), zero: true, note: "Of the trajectories in this page." }),
-    stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),
-    lineChart("Tokens a second", [{ name: "tokens", points: timed(steps, (step) => step.total_tokens / (step.seconds.total - (step.seconds.evaluation || 0))) }], { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
-    lineChart("Rollouts a second", [{ name: "rollouts", points: timed(steps, (step) => step.num_trajectories / step.seconds.rollout) }], { zero: true }),
-    lineChart("GPU memory, GiB", [stepLine("peak", "peak_memory_gib")], { zero: true, note: "Peak of the update." }),
     lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
     lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
   ];
   return charts.filter(Boolean);
+}
+
+// Rollouts that run beside the updates take the whole step; the trainer's wait for them is then its "rollout" phase.
+const WAITS = ["trainer_wait", "sampler_wait"];
+const BESIDE = ["total", "handover", "adapter_load", ...WAITS];
+const working = ({ seconds }) => seconds.total - (seconds.evaluation || 0);
+const playing = (step) => (WAITS[0] in step.seconds ? working(step) : step.seconds.rollout);
+
+function machine() {
+  const { steps } = data.run;
+  const line = (name, of) => [{ name, points: timed(steps, of) }];
+  return [
+    stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: Object.fromEntries(Object.entries(step.seconds).filter(([name]) => !BESIDE.includes(name))) })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
+    lineChart("Tokens a second", line("tokens", (step) => step.total_tokens / working(step)), { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
+    lineChart("Rollouts a second", line("rollouts", (step) => step.num_trajectories / playing(step)), { zero: true }),
+    lineChart("Rollouts in flight", line("rollouts", (step) => ((step.num_trajectories - step.exceptions) * step.duration) / playing(step)), { zero: true, show: (value) => number(value, 1), note: "Mean while rollouts run." }),
+    lineChart("Waiting, seconds", WAITS.map((name) => line(IN_WORDS[name], ({ seconds }) => seconds[name])[0]), { zero: true }),
+    lineChart("GPU memory, GiB", [stepLine("peak of the update", "peak_memory_gib"), stepLine("all processes, after it", "gpu_memory_gib")], { zero: true, show: (value) => number(value, 1) }),
+    lineChart("Servers in use", [stepLine("servers", "servers_up")], { zero: true, show: (value) => number(value, 0) }),
+  ].filter(Boolean);
 }
 
 const timed = (steps, of) => steps.filter((step) => step.seconds?.total && Number.isFinite(of(step))).map((step) => ({ x: step.step, y: of(step) }));
@@ -228,9 +245,8 @@ function lengths(name, valueOf) {
   return { name, points: [...steps].map(([x, rows]) => ({ x, y: mean(rows.map(valueOf)) })).sort((one, other) => one.x - other.x) };
 }
 
-const without = (parts, name) => Object.fromEntries(Object.entries(parts).filter(([each]) => each !== name));
 const renamed = (parts) => Object.fromEntries(Object.entries(parts).map(([name, value]) => [IN_WORDS[name] ?? name.replaceAll("_", " "), value]));
-const IN_WORDS = { groups_unscored: "groups without a verdict or reward", groups_low_std: "groups with nearly equal rewards", groups_below_range: "groups too hard", groups_above_range: "groups too easy", trajectories_exception: "trajectories failed", trajectories_truncated: "trajectories cut off", samples_nothing_trainable: "samples without trainable tokens" };
+const IN_WORDS = { groups_unscored: "groups without a verdict or reward", groups_low_std: "groups with nearly equal rewards", groups_below_range: "groups too hard", groups_above_range: "groups too easy", trajectories_exception: "trajectories failed", trajectories_truncated: "trajectories cut off", samples_nothing_trainable: "samples without trainable tokens", trainer_wait: "trainer, for rollouts", sampler_wait: "samplers, for the trainer" };
 
 const STEP_COLUMNS = [
   ["reward_mean", "reward", number], ["accuracy", "accuracy", percent], ["loss", "loss", number], ["kl", "KL", number], ["entropy", "entropy", number],

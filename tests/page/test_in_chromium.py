@@ -237,6 +237,29 @@ def test_a_served_benchmark_is_live_only_while_it_is_played(tmp_path: Path, traj
 
 
 @needs_chromium
+def test_what_the_machine_did_is_drawn_over_the_steps(tmp_path: Path) -> None:
+    rolled = {"num_trajectories": 9, "exceptions": 1, "duration": 3.0, "total_tokens": 480}
+    spent = {"rollout": 4.0, "update": 8.0, "evaluation": 2.0, "total": 14.0}
+    step = rolled | {"seconds": spent, "peak_memory_gib": 6.0, "gpu_memory_gib": 7.5, "servers_up": None}
+    # Of rollouts beside the updates, the "rollout" phase is the trainer's wait for them.
+    waits = {"trainer_wait": 3.0, "sampler_wait": 1.5, "handover": 1.0, "adapter_load": 2.0}
+    ahead = step | {"seconds": spent | waits, "servers_up": 2}
+    write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1} | step, {"step": 2} | ahead])
+    markup = shown(written(tmp_path / "run"), tmp_path / "profile")
+    said = [html.unescape(each) for each in re.findall('role="img" aria-label="([^"]*)"', markup)]
+    for each in (
+        "Seconds by phase: rollout 8 s in all; update 16 s in all; evaluation 4 s in all",
+        "Tokens a second: tokens from 40 at step 1 to 40 at step 2",
+        "Rollouts a second: rollouts from 2.250 at step 1 to 0.750 at step 2",  # 9 in 4 seconds, 9 in 12
+        "Rollouts in flight: rollouts from 6 at step 1 to 2 at step 2",  # 8 of 3 seconds each
+        "trainer, for rollouts from 3 at step 2 to 3 at step 2; samplers, for the trainer from 1.500 at",
+        "GPU memory, GiB: peak of the update from 6 at step 1 to 6 at step 2; all processes, after it from 7.5 at",
+        "Servers in use: servers from 2 at step 2 to 2 at step 2",
+    ):
+        assert any(each in one for one in said), (each, said)
+
+
+@needs_chromium
 def test_one_evaluation_is_no_highest_of_several(tmp_path: Path) -> None:
     write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
     evaluations = [{"step": step, "accuracy": step / 4, **HELD} for step in (0, 1)]
