@@ -19,9 +19,11 @@ async function unpack(name) {
   return new Response(stream).json();
 }
 
+const STOPPED = "emailrl view has stopped; start it again, and open its new address";
+
 // Every request carries the token of the page's own address, and of a folder the run.
 async function ask(path) {
-  const response = await fetch(`${path}${path.includes("?") ? "&" : "?"}${location.search.slice(1)}`);
+  const response = await fetch(`${path}${path.includes("?") ? "&" : "?"}${location.search.slice(1)}`).catch(() => { throw new Error(STOPPED); });
   if (!response.ok) throw new Error(`The server answered ${response.status} to ${path}.`);
   return response.json();
 }

@@ -144,7 +144,7 @@ function redraw() {
 const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
-const REASONS = { interrupted: "by Ctrl-C or SIGTERM; continue with --resume latest", killed: "without a last word" };
+const REASONS = { interrupted: "by Ctrl-C or SIGTERM; continue with --resume latest", killed: "its process is gone; continue with --resume latest" };
 const reasonOf = ({ state, reason }) => REASONS[state] ?? (reason ? plain(reason) : null);
 
 // Whether a run has written nothing for so many seconds, and so many times its longest step.
@@ -201,7 +201,7 @@ async function poll() {
     showProgress();
     if (isNew) redraw();
   } catch {
-    showProgress({ brief: "not connected", full: "Not connected: emailrl view has stopped", kind: "bad" });
+    showProgress({ brief: "not connected", full: `Not connected: ${STOPPED}`, kind: "bad" });
   }
   setTimeout(poll, POLL_MILLISECONDS);
 }

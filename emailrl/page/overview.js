@@ -132,11 +132,16 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div.tile", {}, el("dt", { text: name }), el("dd", {}, el("span.value", { text: value }), note ? outside(note, "span.under", {}) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
-  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "stands here once a benchmark of this run's weights has ended, in or beside its folder: emailrl benchmark, or the end of quickstart");
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "not measured yet: emailrl benchmark, or the end of quickstart, adds it");
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);
     add("Selected the model", percent(best.accuracy), best.step ? `step ${best.step}: ${highestOf(evaluations)}` : `step 0, untrained: ${evaluations.length > 1 ? "no later evaluation was better" : highestOf(evaluations)}`);
+  }
+  const now = status?.state === "running" && steps.at(-1);
+  if (now && Number.isFinite(now.reward_mean)) {
+    add("Training accuracy", percent(now.accuracy), `step ${now.step}, on questions that it trains on`);
+    add("Training reward", number(now.reward_mean), `step ${now.step}, mean`);
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward)} → ${number(evaluations.at(-1).reward)}`, "mean, first to last");
   else if (pair && !evaluations.length) {
@@ -156,9 +161,9 @@ function heroFacts() {
   const timed = steps.filter((step) => step.seconds?.total);
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
-    const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `, of which evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; the evaluation at step 0 not counted" : ""));
-    const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
+    const worked = sum(timed.map(working));
+    add("Time", duration(total), plural(timed.length, "step") + (total - worked > 1 ? `, of which evaluations took ${duration(total - worked)}` : "") + (evaluations[0]?.step === 0 ? "; the evaluation at step 0 not counted" : ""));
+    const speed = sum(timed.map((step) => step.total_tokens || 0)) / worked;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
   if (status && status.state !== "running") add("Ended", STATES[status.state] ?? plain(status.state), reasonOf(status));

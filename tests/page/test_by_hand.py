@@ -162,5 +162,6 @@ def test_a_live_page_keeps_what_its_reader_did_and_says_how_the_run_is(
     assert tab.locator(".scroller[aria-label='Values by step'] tbody tr").count() == 3
     tab.keyboard.press("2")
     tab.keyboard.press("j")
-    tab.wait_for_selector("#detail [role=alert]")  # what cannot be fetched any more; the list stays
+    assert "emailrl view has stopped; start it again" in tab.inner_text("#live")
+    assert "emailrl view has stopped" in tab.inner_text("#detail [role=alert]")  # no longer fetched; the list stays
     assert tab.inner_text("#counted") == "16 trajectories"

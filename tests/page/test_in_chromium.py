@@ -326,6 +326,16 @@ def test_before_anything_is_measured_the_page_says_what_runs_and_how_far_it_is(t
     assert run_record(place_of(tmp_path), [])["settings"] == {"run": told}
     markup = shown(written(tmp_path), tmp_path / "profile")
     assert ">14 of 75</span>" in markup and ">0.002 (constant)</td>" in markup and "kept no trajectories" not in markup
+    write_records(tmp_path / "metrics.jsonl", [{"step": 1, "accuracy": 0.25, "reward_mean": 0.5}])
+    (tmp_path / "status.json").write_text(json.dumps(now | {"step": 1, "at": time.time()}))
+    tiles = tiles_of(shown(written(tmp_path), tmp_path / "profile"))
+    assert tiles == {"Training accuracy": "25.0%", "Training reward": "0.500"}
+    (tmp_path / "status.json").write_text(json.dumps(now | {"state": "finished", "at": time.time()}))
+    assert tiles_of(shown(written(tmp_path), tmp_path / "profile")) == {"Ended": "Finished"}
+
+
+def tiles_of(markup: str) -> dict[str, str]:
+    return dict(re.findall(r'<dt>([^<]*)</dt><dd><span class="value">([^<]*)<', markup))
 
 
 @needs_chromium
