@@ -157,6 +157,8 @@ def test_the_list_is_collapsed_by_question_with_rewards_as_dots(file: Path, tmp_
     # Of the question of the run: three rollouts in each of two steps, and an evaluation before and after.
     drawn = [re.findall('class="(right|wrong)"', dots) for dots in re.findall(r'<svg class="dots".*?</svg>', markup)]
     assert [(dots.count("right"), dots.count("wrong")) for dots in drawn] == [(3, 5), (2, 0), *[(1, 1)] * 7]
+    newest = shown(file, tmp_path / "profile", "#view=list&sort=newest%20first")
+    assert re.findall('<div class="question"[^>]*>([^<]*)<', newest)[:2] == ["Who paid bill 7?", "Who paid bill 6?"]
     unfolded = shown(file, tmp_path / "profile", "#view=list&rows=question&t=step-000001.jsonl%400")
     assert unfolded.count('aria-expanded="true"') == 1 and 'aria-setsize="17"' in unfolded  # 9 + 8
 
