@@ -19,6 +19,10 @@ function mend() {
 observer.observe(document.body, { childList: true, subtree: true });
 addEventListener("resize", mend);
 mend();
+for (const { tHead, tBodies } of document.querySelectorAll("article table")) {
+  if (tHead?.rows[0].cells[0].textContent !== "setting" || tHead.rows[0].cells.length < 5) continue;
+  for (const { cells } of tBodies[0].rows) [...cells].forEach((cell, column) => { cell.dataset.name = tHead.rows[0].cells[column].textContent; });
+}
 if (location.protocol === "file:") {
   Object.assign(document.querySelector(".md-search__button"), { disabled: true, textContent: "Needs a server", title: "The search needs a server: python3 -m http.server" });
 }

@@ -55,7 +55,7 @@ def newest_in(output_dir: Path) -> Path:
     if (newest := newest_file(output_roots(output_dir))) is None:
         problem = f"No run, benchmark or rollout with trajectories under {output_dir.parent}."
         near = "".join(f", like {each}" for each in sorted(Path().glob("*/outputs"))[-1:])
-        raise UsageError(problem, f"Make one (emailrl train, benchmark or rollout), or name one{near}.")
+        raise UsageError(problem, f"Make one (emailrl quickstart, train, benchmark or rollout), or name one{near}.")
     return newest
 
 
