@@ -79,7 +79,7 @@ async function refresh(tell = () => {}) {
   return true;
 }
 
-const extent = (run) => [run, ...(run.runs ?? [])].map((each) => [each.steps.length, each.evaluations.length, each.results.length, each.status?.state, each.pair?.after.trajectories, isWaiting(each) && each.status.done]).join();
+const extent = (run) => [run, ...(run.runs ?? [])].map((each) => [each.steps.length, each.evaluations.length, each.results?.length, each.status?.state, each.pair?.after.trajectories, isWaiting(each) && each.status.done]).join();
 const sameFile = (one, other) => one.name === other.name && one.count === other.count && one.bytes === other.bytes;
 
 const details = new Map();

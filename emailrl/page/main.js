@@ -155,7 +155,7 @@ function progress(run = data.run) {
   const { status, runs } = run;
   if (runs) {
     const states = groupedBy(runs.map(stateOf).filter(Boolean), (state) => state);
-    return { brief: "", full: [...states].map(([state, those]) => `${those.length} ${state}`).join(", ") || "live", kind: states.has("running") || !states.size ? "" : "done" };
+    return { brief: "", full: [...states].map(([state, those]) => `${those.length} ${state}`).join(", ") || "live", kind: states.has("running") || !states.size ? "" : [...states.keys()].join() === "finished" ? "done" : "warn" };
   }
   if (!status && run.live) return { brief: "", full: "live", kind: "" };
   if (!status) {
@@ -200,8 +200,8 @@ async function poll() {
     const isNew = await refresh((full) => showProgress({ brief: "", full, kind: "" }));
     showProgress();
     if (isNew) redraw();
-  } catch {
-    showProgress({ brief: "not connected", full: `Not connected: ${STOPPED}`, kind: "bad" });
+  } catch (error) {
+    showProgress({ brief: "not connected", full: `Not connected: ${error.message}`, kind: "bad" });
   }
   setTimeout(poll, POLL_MILLISECONDS);
 }

@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
 _TOLD, _RULE = re.compile(r"(?: INFO | \| )(\w[\w ]+): (.+?)(?= \| |$)", re.M), "=" * 60
 _SILENT_SECONDS = 10  # after which a lock that nobody holds means that the run is gone
-_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name", "adapters")  # not methods
+_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name", "adapters", "resume")  # no methods
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 

@@ -239,6 +239,23 @@ def test_a_served_benchmark_is_live_only_while_it_is_played(tmp_path: Path, traj
 
 
 @needs_chromium
+@pytest.mark.parametrize(
+    ("states", "kind", "said"),
+    [(("finished", "finished"), "done", "2 finished"), (("finished", "failed"), "warn", "1 failed, 1 finished")],
+)
+def test_served_runs_are_done_only_if_all_finished(tmp_path: Path, states: list[str], kind: str, said: str) -> None:
+    for number, state in enumerate(reversed(states)):
+        write_records(tmp_path / "runs" / f"run-{number}" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+        (tmp_path / "runs" / f"run-{number}" / "status.json").write_text(json.dumps({"state": state, "at": 1.0}))
+    with PageServer(Served(tmp_path / "runs", model_name="nano")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        markup = shown(server.address, tmp_path / "profile")
+        server.shutdown()
+    [found] = re.findall('<span class="live ([^"]*)" id="live">([^<]*)<', markup)
+    assert found == (kind, said)
+
+
+@needs_chromium
 def test_what_the_machine_did_is_drawn_over_the_steps(tmp_path: Path) -> None:
     rolled = {"num_trajectories": 9, "exceptions": 1, "duration": 3.0, "total_tokens": 480}
     spent = {"rollout": 4.0, "update": 8.0, "evaluation": 2.0, "total": 14.0}
@@ -346,7 +363,7 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
         folder = tmp_path / name
         write_records(folder / "metrics.jsonl", [{"step": n, "loss": rate, "reward_mean": n * 1.0} for n in (1, 2)])
         write_records(folder / "evaluations.jsonl", [{"step": n, "accuracy": end} for n, end in enumerate(ends)])
-        given = {"learning_rate": rate, "seed": 1}
+        given = {"learning_rate": rate, "seed": 1, "resume": name}  # the last is no method
         write_checkpoint(folder / "final", make_metadata(kind="final", settings={"training": given}), lambda _: None)
     target = tmp_path / "runs.html"
     data = PageData(runs_record([tmp_path / "slow", tmp_path / "fast"]))
