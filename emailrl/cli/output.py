@@ -65,8 +65,7 @@ def say_loading(settings: PolicySettings, *names: str) -> None:
     or broken, EmailRLError if the base model of one of smol is missing."""
     if settings.is_chat:
         return
-    if not gc.get_freeze_count():  # a million objects that stay: no collection, not even the last, need look at them
-        gc.disable()
+    gc.disable()  # a million objects that stay: no collection, not even the last, need look at them
     import torch  # noqa: F401
 
     from emailrl.model.resolve import check_base

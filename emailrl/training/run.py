@@ -40,9 +40,8 @@ def check_unfinished(directory: Path, state: RunState, reason: str | None, notes
     saved = {item.metadata.kind: item for item in list_checkpoints(directory)}
     if reason is None or "final" not in saved or saved["final"].metadata.step != state.step:
         return
-    if not (directory / report.LAST_CURVE).exists() or any(
-        damage_of(directory / name) for name in ("final", "best_model")
-    ):
+    damaged = any(damage_of(directory / name) for name in ("final", "best_model"))
+    if damaged or not (directory / report.LAST_CURVE).exists():
         return
     confirms = confirms and bool(state.best_accuracy)
     if not confirms or ("best" in saved and confirmed_of(saved["best"]) is not None):
