@@ -224,8 +224,8 @@ def in_bf16(query: Tensor, keys: Tensor, values: Tensor, attn_mask: Tensor, *, s
     # Only here: elsewhere positions are multiplied, which need all their bits.
     with torch.backends.mkldnn.flags(enabled=True, allow_tf32=None, fp32_precision="bf16"):
         scores = query.float() @ keys.float().mT
-        weights = torch.add(attn_mask, scores, alpha=scale or query.shape[-1] ** -0.5, out=scores).softmax(-1)
-        return (weights @ values.float()).to(query.dtype)
+        torch.add(attn_mask, scores, alpha=scale or query.shape[-1] ** -0.5, out=scores)
+        return (torch.softmax(scores, -1, out=scores) @ values.float()).to(query.dtype)
 
 
 def causal_mask(positions: Tensor, window: int, dtype: torch.dtype) -> Tensor:
