@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # oneDNN keeps a kernel for each of 1,024 shapes, and every length of a prompt is another: hundreds of MB in a session.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "128")  # likewise torch's own cache of oneDNN's kernels
 
 
 def __getattr__(name: str) -> object:

@@ -65,6 +65,7 @@ def say_loading(settings: PolicySettings, *names: str) -> None:
     or broken, EmailRLError if the base model of one of smol is missing."""
     if settings.is_chat:
         return
+    gc.disable()  # a million objects that stay: no collection, not even the last, need look at them
     import torch  # noqa: F401
 
     from emailrl.model.resolve import check_base
@@ -72,12 +73,10 @@ def say_loading(settings: PolicySettings, *names: str) -> None:
     for name in names:
         check_base(name, settings.model.smol_base)
     say("Loading the model ...")
-    if not gc.get_freeze_count():  # a million objects that stay: no collection, not even the last, need look at them
-        gc.disable()
-        import emailrl.model.policy  # noqa: F401
+    import emailrl.model.policy  # noqa: F401
 
-        gc.freeze()
-        gc.enable()
+    gc.freeze()
+    gc.enable()
 
 
 def confirm(question: str, what: str, hint: str = "Add --yes.") -> bool:

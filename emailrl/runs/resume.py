@@ -227,6 +227,12 @@ def check_agrees(
     return [f"changed since the checkpoint: {note}" for note in notes]
 
 
+def nothing_left(directory: Path, step: int, reason: str, notes: list[str]) -> str:
+    """The result of resuming a run that has ended; what the ``notes`` of ``check_agrees`` name has no effect."""
+    vain = "".join(f" Without effect, {note}." for note in notes)
+    return f"Nothing left to do in {directory}: it ended after step {step}, {reason}.{vain}"
+
+
 def rewind(run_dir: Path, state: State) -> list[str]:
     """Remove records beyond the state's step, so that no step appears twice; return notes on what was removed.
     ``metrics.jsonl`` and ``evaluations.jsonl`` are truncated by their writers. A later or damaged ``best_model`` is

@@ -29,7 +29,7 @@ from emailrl.model.template import with_arguments
 from emailrl.ranks import RankGroup, Ranks, joined
 from emailrl.runs.folder import clear_run, free_directory
 from emailrl.runs.log import RULE, Clock, Display, Say, Tracker, check_services, pace, silent
-from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, resumed, run_to_resume
+from emailrl.runs.resume import check_agrees, checkpoint_to_resume, find_start, nothing_left, resumed, run_to_resume
 from emailrl.runs.run import (
     NAMES,
     Interrupts,
@@ -188,7 +188,9 @@ def sft(
             is_validated = state.last_evaluated in (None, state.step)  # else the validation was cut short
             is_whole = is_validated and written == (state.best_step or state.step) and not damage_of(product)
             if (reason := state.stop_reason(wanted)) and is_whole:
-                display.result(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
+                was, now = checkpoint.metadata, find_start(settings, checkpoint).settings
+                same = {"database": was.database_fingerprint, "questions": was.questions_fingerprint, "source": ""}
+                display.result(nothing_left(directory, state.step, reason, check_agrees(checkpoint, now, SFT, **same)))
                 return state.result(product)
         else:  # experts play as the adapter or the model does
             adapter = settings.training.adapter

@@ -208,17 +208,17 @@ def _prepared(settings: Settings, mode: algorithms.Mode, checkpoint: Checkpoint 
         judge = [f"{own.judge_model} scores each group (RULER)"] if own.compares else []
         notes.append("; ".join([*judge, basis if chosen else NOT_EVALUATED]))
     teacher = team.identify_teacher(settings)
-    if checkpoint:
-        asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
-        notes += check_agrees(checkpoint, settings, mode.name, **asked, teacher=teacher)
     seed_generators(training.seed)
     epochs = training.num_train_epochs if mode.epochs_bound else None
     per_step = algorithms.questions_per_step(training, ranks.world)
     total = algorithms.count_steps(len(train.scenarios), per_step, training.max_steps, epochs)
-    state = load_state(checkpoint, RunState) if checkpoint else RunState()
+    state = RunState()
     if checkpoint:
+        asked = {"database": prints[0], "questions": prints[1], "source": questions.source}
+        notes += (changed := check_agrees(checkpoint, settings, mode.name, **asked, teacher=teacher))
+        state = load_state(checkpoint, RunState)
         ended = state.stop_reason(settings.evaluation, total, epochs)
-        check_unfinished(checkpoint.path.parent, state, ended, confirms=bool(confirm))
+        check_unfinished(checkpoint.path.parent, state, ended, changed, confirms=bool(confirm))
     run_id = checkpoint.metadata.run_id if checkpoint else new_run_id(mode.name)
     resumed_from = checkpoint.reference if checkpoint else None
     origin = Origin(run_id, mode.name, training.algorithm, *prints, start.parent, resumed_from, teacher)

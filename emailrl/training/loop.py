@@ -65,8 +65,8 @@ def train(
             run.interrupts.check()
             directory, state = run.directory, run.state
     except NothingLeft as finished:
-        display.result(str(finished))
-        directory, state = finished.directory, finished.state
+        said, directory, state = finished.args
+        display.result(said)
     except (Exception, KeyboardInterrupt):
         if skipped is not None:  # a rank may also be lost while the others are released
             display.result(complete(skipped))

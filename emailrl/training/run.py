@@ -20,6 +20,7 @@ from emailrl.measure.evaluation import Evaluation
 from emailrl.records import write_records
 from emailrl.records.trajectory import Scenario
 from emailrl.runs.folder import remove_records
+from emailrl.runs.resume import nothing_left
 from emailrl.runs.run import Run
 from emailrl.training import report
 from emailrl.training.ahead import Ahead, PlayOn
@@ -30,26 +31,21 @@ from emailrl.training.update import TokenNumbers, Updater, UpdateResult
 
 
 class NothingLeft(Exception):
-    """The run to resume has ended, and everything that a run leaves at its end is there."""
-
-    def __init__(self, directory: Path, state: RunState, reason: str) -> None:
-        super().__init__(f"Nothing left to do in {directory}: it ended after step {state.step}, {reason}.")
-        self.directory, self.state = directory, state
+    """The run to resume has ended, and everything that a run leaves at its end is there: a line, its folder, state."""
 
 
-def check_unfinished(directory: Path, state: RunState, reason: str | None, *, confirms: bool) -> None:
+def check_unfinished(directory: Path, state: RunState, reason: str | None, notes: list[str], *, confirms: bool) -> None:
     """Raise NothingLeft if the run ended for ``reason`` (None: it continues) and lacks nothing that a run leaves.
-    ``confirms``: there are questions to measure the best model on."""
+    ``confirms``: there are questions to measure the best model on. ``notes`` are those of ``check_agrees``."""
     saved = {item.metadata.kind: item for item in list_checkpoints(directory)}
     if reason is None or "final" not in saved or saved["final"].metadata.step != state.step:
         return
-    if not (directory / report.LAST_CURVE).exists() or any(
-        damage_of(directory / name) for name in ("final", "best_model")
-    ):
+    damaged = any(damage_of(directory / name) for name in ("final", "best_model"))
+    if damaged or not (directory / report.LAST_CURVE).exists():
         return
     confirms = confirms and bool(state.best_accuracy)
     if not confirms or ("best" in saved and confirmed_of(saved["best"]) is not None):
-        raise NothingLeft(directory, state, reason)
+        raise NothingLeft(nothing_left(directory, state.step, reason, notes), directory, state)
 
 
 @dataclass(kw_only=True)

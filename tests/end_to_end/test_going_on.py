@@ -72,8 +72,10 @@ def test_a_finished_run_resumes_to_its_end_or_goes_on_when_asked_for_more(make_s
     first, said = train(make_settings(max_steps=2)), list[str]()
     before = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
     assert train(make_settings(max_steps=2), resume="latest", progress=said.append) == first
-    assert said == [f"Nothing left to do in {first.run_dir}: it ended after step 2, all steps done."]
-    assert train(make_settings(max_steps=1), resume="auto", progress=said.append) == first and len(said) == 2
+    line = f"Nothing left to do in {first.run_dir}: it ended after step 2, all steps done."
+    assert said == [line]
+    assert train(make_settings(max_steps=1), resume="auto", progress=said.append) == first
+    assert said[1:] == [f"{line} Without effect, changed since the checkpoint: max_steps 2 -> 1."]
     assert {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()} == before
     (first.run_dir / "curve.svg").unlink()  # killed before it was drawn
     train(make_settings(max_steps=2), resume="auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from array import array
 from collections.abc import Callable
@@ -12,13 +13,14 @@ import torch
 from engines.test_transformers_engine import prompt
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Qwen3ForCausalLM
 
 from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, Request, SamplingParams
 from emailrl.engines.budget import BLOCK, GIB, blocks_of, blocks_within, gib_for
 from emailrl.engines.local import passes
-from emailrl.engines.local.cache import BlockCache, BlockLayer, groups_of
+from emailrl.engines.local.cache import BlockCache, BlockLayer, causal_mask, groups_of, in_bf16
 from emailrl.engines.local.engine import TransformersEngine
 from emailrl.engines.local.passes import Conversation, Schedule
 
@@ -87,12 +89,30 @@ def test_who_pauses_goes_on_in_order_before_anyone_new() -> None:
 
 def test_rows_of_about_one_length_are_gathered_together() -> None:
     # On a CPU up to 1,024 tokens, 32 blocks, and one block of padding.
-    assert groups_of([10, 10, 11, 12, 40], on_cpu=True) == [slice(0, 2), slice(2, 4), slice(4, 5)]
-    assert groups_of([16, 16, 16], on_cpu=True) == [slice(0, 2), slice(2, 3)]
-    assert groups_of([3], on_cpu=True) == [slice(0, 1)]
+    assert groups_of([10, 10, 11, 12, 40], "cpu") == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert groups_of([16, 16, 16], "cpu") == [slice(0, 2), slice(2, 3)]
+    assert groups_of([3], "cpu") == [slice(0, 1)]
     # On a GPU up to 8,192 tokens of padding, 256 blocks.
-    assert groups_of([100, 200, 250], on_cpu=False) == [slice(0, 3)]  # 150 + 50
-    assert groups_of([100, 200, 250, 270], on_cpu=False) == [slice(0, 3), slice(3, 4)]  # 170 + 70 + 20
+    assert groups_of([100, 200, 250], "cuda") == [slice(0, 3)]  # 150 + 50
+    assert groups_of([100, 200, 250, 270], "cuda") == [slice(0, 3), slice(3, 4)]  # 170 + 70 + 20
+
+
+def test_attention_in_bf16_is_as_exact_as_the_kernel() -> None:
+    # Scores 0 and ln 3: weights 1/4 and 3/4 of the values 1 and 3; the third key is masked. 1/4 + 9/4 = 2.5.
+    keys, values = (torch.tensor([[[row]]]).mT.bfloat16() for row in ([0.0, math.log(3), 9.0], [1.0, 3.0, 99.0]))
+    mask = torch.tensor([[[[0.0, 0.0, float("-inf")]]]]).bfloat16()
+    assert in_bf16(torch.ones(1, 1, 1, 1).bfloat16(), keys, values, mask, scale=1.0).item() == pytest.approx(2.5, 0.01)
+    draw = torch.Generator().manual_seed(0)
+    shapes = (1, 3, 12, 64), (1, 3, 600, 64), (1, 3, 600, 64)
+    query, keys, values = (torch.randn(shape, generator=draw).mul(2).bfloat16() for shape in shapes)
+    mask = causal_mask(torch.arange(588, 600)[None], 600, torch.bfloat16)
+    exact = scaled_dot_product_attention(query.double(), keys.double(), values.double(), mask.double())
+    kernel = scaled_dot_product_attention(query, keys, values, mask)
+    errors = [
+        (found - exact).pow(2).mean().item() for found in (in_bf16(query, keys, values, mask, scale=None), kernel)
+    ]
+    assert 0 < errors[0] <= 1.1 * errors[1]
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"  # what follows computes in float32 again
 
 
 def test_one_long_trajectory_takes_no_more_than_it_holds(

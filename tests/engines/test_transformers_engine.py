@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from emailrl.base.errors import EmailRLError
 from emailrl.engines.base import Completion, LocalEngine, Request, SamplingParams
 from emailrl.engines.local import passes
 from emailrl.engines.local.cache import BlockCache, Table
@@ -224,12 +223,6 @@ def test_an_interrupt_inside_the_cache_leaves_nothing_behind(model: Qwen3ForCaus
     assert cache.users == [0]
     for request, completion in zip(requests(6), engine.generate(requests(6)), strict=True):
         same(completion, model, request)
-
-
-def test_a_model_with_sliding_windows_is_refused(make_model: Callable[..., Qwen3ForCausalLM]) -> None:
-    sliding = make_model(use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    with pytest.raises(EmailRLError, match="full attention"):
-        TransformersEngine(sliding, [STOP], max_rows=1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.05, 1.0])

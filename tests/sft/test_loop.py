@@ -143,7 +143,11 @@ def test_resuming_with_other_conversations_is_refused(whole: tuple[Settings, Sft
     settings, result = whole
     said: list[str] = []
     assert sft(settings, resume="latest", progress=said.append) == result
-    assert said == [f"Nothing left to do in {result.out.parent}: it ended after step 8, all steps done."]
+    line = f"Nothing left to do in {result.out.parent}: it ended after step 8, all steps done."
+    assert said == [line]
+    rates = f"{settings.sft.sft_learning_rate} -> 0.125"
+    sft(changed(settings, sft_learning_rate=0.125), resume="latest", progress=said.append)
+    assert said[1:] == [f"{line} Without effect, changed since the checkpoint: sft_learning_rate {rates}."]
     settings = changed(settings, sft_steps=9)
     with pytest.raises(UsageError, match="exists"):
         sft(settings, out=result.out.parent)

@@ -186,9 +186,10 @@ def test_a_run_is_over_only_with_everything_that_it_leaves_at_its_end(tmp_path: 
 
     def over(reason: str | None = "all steps done", *, confirms: bool = True) -> bool:
         try:
-            check_unfinished(tmp_path, state, reason, confirms=confirms)
+            check_unfinished(tmp_path, state, reason, [], confirms=confirms)
         except NothingLeft as left:
-            assert str(left) == f"Nothing left to do in {tmp_path}: it ended after step 2, all steps done."
+            said = f"Nothing left to do in {tmp_path}: it ended after step 2, all steps done."
+            assert left.args == (said, tmp_path, state)
             return True
         return False
 

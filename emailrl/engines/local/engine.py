@@ -20,7 +20,6 @@ from emailrl.engines.budget import BLOCK, FREE_SHARE, blocks_of, blocks_within, 
 from emailrl.engines.local.cache import ATTENTION, BlockCache
 from emailrl.engines.local.passes import Conversation, Passes, Schedule, Weights, device_of, sampling_weights
 from emailrl.model.layout import free_memory
-from emailrl.model.lora import has_full_attention
 
 
 class InProcess:
@@ -56,13 +55,12 @@ class InProcess:
 
 
 class TransformersEngine(InProcess):
-    """Samples from ``model``, a causal language model or a PEFT wrapper; the bare base model until ``load_adapter``
-    sets a version. ``stop_ids`` end a completion, as do those of the model's generation config. At most
-    ``max_rows`` conversations run at once; ``max_model_len`` bounds prompt and completion together, ``max_pass_tokens``
-    (None: ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``) the key-value cache;
-    a model that never ``trains`` may sample from rounded weights (see ``passes``).
-    Identical requests give identical completions. Raises EmailRLError for a model with state other than the keys and
-    values of all tokens."""
+    """Samples from ``model``, a causal language model that ``has_full_attention``, or a PEFT wrapper; the bare base
+    model until ``load_adapter`` sets a version. ``stop_ids`` end a completion, as do those of the model's generation
+    config. At most ``max_rows`` conversations run at once; ``max_model_len`` bounds prompt and completion together,
+    ``max_pass_tokens`` (None: ``PREFILL_TOKENS``) the prompt tokens per pass, ``cache_bytes`` (None: ``FREE_SHARE``)
+    the key-value cache; a model that never ``trains`` may sample from rounded weights (see ``passes``). Identical
+    requests give identical completions."""
 
     def __init__(
         self,
@@ -76,12 +74,8 @@ class TransformersEngine(InProcess):
         trains: bool = True,
     ) -> None:
         super().__init__(sampling_weights(model, trains=trains), stop_ids, max_model_len, cache_bytes)
-        config = self.config
-        if not has_full_attention(model):
-            needed = "Batches in process need full attention in every layer"
-            raise EmailRLError(f"{needed}, which {config.model_type} does not have.", "Use --engine vllm.")
-        layers, heads = config.num_hidden_layers, getattr(config, "num_key_value_heads", None)
-        heads = heads or config.num_attention_heads
+        config, layers = self.config, self.config.num_hidden_layers
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.cache = BlockCache(layers, heads)
         self._shape = layers, 2 * layers * heads * width * self.weights.model.dtype.itemsize  # bytes of a token
