@@ -122,7 +122,7 @@ def build_database(
             added, removed = loader.mails - num_before + len(before), len(before)
             is_new = loader.mails > 0 and added + removed > 0
             if is_new:
-                _check_removal(db, removed, num_before)
+                _check_removal(db, removed, num_before, sieve.unread)
                 loader.write(progress, texts=settings.attachment_text)
         if is_new:
             try:
@@ -131,8 +131,6 @@ def build_database(
                     os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
                 os.replace(building, db)
                 disk.sync(db.parent)
-            except FileExistsError as error:
-                raise _exists(db) from error
             except OSError as error:
                 raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
         elif not (append and old) and not loader.mails:
@@ -145,13 +143,13 @@ def build_database(
     return BuildReport(stored, people, sieve.skipped, seconds, db, sieve.defects, files, added, removed)
 
 
-def _check_removal(db: Path, removed: int, num_before: int) -> None:
-    """Raise UsageError if ``sync`` would remove what another source has added, or most emails."""
+def _check_removal(db: Path, removed: int, num_before: int, unread: str | None) -> None:
+    """Raise UsageError if ``sync`` would remove what may be ``unread``, what another source has added, or most."""
     if removed:
         with database.opened(db) as connection:
-            is_added_to = database.noted(connection, "appended")
-        if is_added_to or 2 * removed > num_before:
-            why = ", added to by --append" if is_added_to else f", most of its {num_before:,}"
+            added_to = database.noted(connection, "appended") and ", added to by --append"
+        cannot = unread is not None and f": {unread or 'part of the source'} cannot be read"
+        if why := cannot or added_to or (2 * removed > num_before and f", most of its {num_before:,}"):
             raise UsageError(f"--sync would remove {removed:,} emails from {db}{why}.", _TO_ADD)
 
 
@@ -226,11 +224,8 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     elif overwrite:
         database.check_replaceable(db)
     else:
-        raise _exists(db)
-
-
-def _exists(db: Path) -> UsageError:
-    return UsageError(f"The database {db} already exists.", "Replace it with --overwrite, or add to it with --append.")
+        hint = "Replace it with --overwrite, or add to it with --append."
+        raise UsageError(f"The database {db} already exists.", hint)
 
 
 def _unwritable(db: Path, why: str) -> UsageError:

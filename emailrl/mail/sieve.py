@@ -159,6 +159,7 @@ class Sieve:
     def __init__(self, *, dedupe: bool | None, listing: Listing | None = None) -> None:
         self.skipped = Counter[str]()  # number of rejected messages by reason
         self.defects = Counter[str]()  # number of passed messages with defects, by kind
+        self.unread: str | None = None  # the latest of what may hold emails that cannot be read
         self._dedupe, self._listing = dedupe, listing or (lambda what, reason, name: None)
         self._ids, self._made_up = dict[bytes, bytes](), set[bytes]()
         self._contents, self._trimmed, self._unnamed = (set[bytes]() for _ in range(3))
@@ -170,6 +171,7 @@ class Sieve:
         dedupes = self._dedupe or (self._dedupe is None and not isinstance(mail, Skipped) and mail.is_research)
         if isinstance(mail, Skipped):
             reason = mail.reason
+            self.unread = mail.file_name if reason in ("unreadable", "truncated") else self.unread
         elif dedupes and (
             mail.keys.content_key in self._contents if mail.is_research else mail.keys.trimmed_key in self._trimmed
         ):

@@ -155,7 +155,7 @@ def test_a_message_is_an_email(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_other_files_of_office_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "report.doc").write_bytes(MESSAGE_START + bytes(2000))
     (tmp_path / "damaged.msg").write_bytes(CONTENT)
-    assert names(tmp_path) == ["unreadable:damaged.msg", "not_mail:report.doc"]
+    assert names(tmp_path) == ["damaged:damaged.msg", "not_mail:report.doc"]
     monkeypatch.setattr(olefile, "OleFileIO", Ole)
     Ole.streams = properties("", 32, {}, {"001A001F": "IPM.Contact", "0037001F": "Ann"})
     assert email_of(CONTENT) == CONTENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import mailbox
 import os
 import random
@@ -9,13 +10,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from email.header import Header
 from email.message import EmailMessage
 from pathlib import Path
 
 import pytest
-from mail.mails import found, mbox, rows
+from mail.mails import ENVELOPE, found, mbox, rows
 from mail.test_attachments import pdf
+from mail.test_outlook import CONTENT
 
 from emailrl.base.errors import UsageError
 from emailrl.mail.build import BuildReport, build_database
@@ -36,7 +39,8 @@ def mail(number: int, body: str = "Hello.", **headers: str) -> bytes:
 
 def built(source: Path, db: Path, **how: bool) -> BuildReport:
     settings = StoreSettings(attachment_text=True, keep_junk=how.pop("keep_junk", False))
-    return build_database(open_source(source), db, settings=settings, workers=0, **how)
+    opened = open_source(source, allow_truncated=how.pop("allow_truncated", False))
+    return build_database(opened, db, settings=settings, workers=0, **how)
 
 
 LABELS = [
@@ -179,6 +183,56 @@ def test_the_fingerprint_follows_what_is_removed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="would remove 2 emails"):
         built(folder, db, sync=True)
     assert database_fingerprint(db) == before, "most of the mail is not removed"
+
+
+@contextmanager
+def closed(path: Path) -> Iterator[None]:
+    """Forbid a file or folder to everyone, root included, for the block."""
+    uid, mode = os.geteuid(), path.stat().st_mode
+    path.chmod(0)
+    os.seteuid(uid or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(uid)
+        path.chmod(mode)
+
+
+@pytest.mark.parametrize(("name", "lost"), [("b", 2), ("box", 1), ("a/0.eml", 1)])
+def test_sync_does_not_take_what_may_not_be_read_for_deleted(open_folder: Path, name: str, lost: int) -> None:
+    root, db = open_folder / "mail", open_folder / "m.db"
+    for number in range(5):
+        (root / "ab"[number // 3]).mkdir(parents=True, exist_ok=True)
+        (root / "ab"[number // 3] / f"{number}.eml").write_bytes(mail(number))
+    (root / "box").write_bytes(ENVELOPE + mail(5))
+    assert built(root, db).emails == 6
+    for path in (open_folder, *open_folder.rglob("*")):
+        os.chown(path, os.getuid() or 65534, -1)
+    before = contents(db)
+    with closed(root / name), pytest.raises(UsageError, match=rf"remove {lost} emails from .*: {name} cannot be read"):
+        built(root, db, sync=True)
+    assert contents(db) == before
+    assert built(root, db, sync=True).removed == 0
+    (root / "a" / "1.eml").unlink()
+    assert built(root, db, sync=True).removed == 1
+
+
+def test_sync_takes_no_cut_off_part_for_deleted_and_a_damaged_message_hinders_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mail").mkdir()
+    drawn = [random.Random(number).randbytes(30).hex() for number in range(200)]  # which gzip cannot make small
+    for number in range(3):
+        (tmp_path / "mail" / f"{number}.eml").write_bytes(mail(number))
+    (tmp_path / "mail" / "box.gz").write_bytes(gzip.compress(mbox(mail(3), mail(4, "\n".join(drawn)))))
+    db = built(tmp_path / "mail", tmp_path / "m.db").db
+    whole = (tmp_path / "mail" / "box.gz").read_bytes()
+    (tmp_path / "mail" / "box.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match=r"box\.gz.* cannot be read"):
+        built(tmp_path / "mail", db, sync=True, allow_truncated=True)
+    (tmp_path / "mail" / "box.gz").write_bytes(whole)
+    (tmp_path / "mail" / "bad.msg").write_bytes(CONTENT)
+    (tmp_path / "mail" / "0.eml").unlink()
+    report = built(tmp_path / "mail", db, sync=True)
+    assert (report.removed, report.skipped["damaged"]) == (1, 1)
 
 
 FACTS = {

@@ -76,7 +76,7 @@ def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path: Path, email: Make)
         db.write_text("thesis")
 
     for append in (False, True):
-        with pytest.raises(UsageError, match="exists"):
+        with pytest.raises(EmailRLError, match="exists"):
             build_database(mails(), db, append=append)
         assert db.read_text() == "thesis" and only(tmp_path) == ["mail.db"]
         db.unlink()

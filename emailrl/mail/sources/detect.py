@@ -276,7 +276,7 @@ def _parse(item: Unread, largest: int) -> RawEmail | Skipped:
         except UsageError:
             raise
         except Exception:  # as in ``parse_message``
-            return Skipped("unreadable", name)
+            return Skipped("damaged", name)
     if isinstance(content, rows.JsonLine):
         return rows.parse_line(content, name)
     email = parse_message(content, name)

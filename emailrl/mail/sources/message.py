@@ -123,7 +123,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         references = message_ids(" ".join([headers[name] for name in THREAD if name in headers]))
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
-        return Skipped("unreadable", file_name)
+        return Skipped("damaged", file_name)
     if not end and "bad_header" not in defects:  # whose text may follow without an empty line
         defects.append("cut_off")
     if date is None:
