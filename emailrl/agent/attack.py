@@ -66,9 +66,8 @@ class AttackedMailbox(Mailbox):
     """A question's mailbox, with its order in source emails and in the first email of every search."""
 
     def __init__(self, mailbox: Mailbox, scenario: Scenario) -> None:
-        super().__init__(
-            mailbox.db, mailbox.inbox, mailbox.until, mailbox.order, mailbox.without_keywords, mailbox.names
-        )
+        how = mailbox.until, mailbox.order, mailbox.without_keywords, mailbox.names
+        super().__init__(mailbox.db, mailbox.inbox, *how, allow_unknown=True)
         self._order = order_of(scenario).text
         self._attacked = set(scenario.message_ids)
 

@@ -322,10 +322,11 @@ def load_task(name: str, settings: PlayingSettings = DEFAULTS) -> Task:
 
 
 def agent_mailbox(agent: AgentSettings, db: Path, inbox: str, until: str | None) -> Mailbox:
-    """The mailbox as the agent's tools search it. Raises as ``open_mailbox``."""
+    """The mailbox as the agent's tools search it, of any address. Raises as ``open_mailbox``."""
     from emailrl.mail import open_mailbox
 
-    return open_mailbox(db, inbox, until, agent.search_order, agent.search_without_keywords, agent.show_names)
+    how = agent.search_order, agent.search_without_keywords, agent.show_names
+    return open_mailbox(db, inbox, until, *how, allow_unknown=True)
 
 
 class CustomEnvironment:

@@ -42,7 +42,7 @@ def serve_agent(
     token = server_token(host, settings.store.server_token)
     with closing(open_agent(settings, own, checkpoint, overrides["model_name"], True)) as agent:
         server = ChatServer(
-            lambda: open_mailbox(settings.store.db, own),
+            lambda: open_mailbox(settings.store.db, own, allow_unknown=True),
             lambda question, earlier, report: agent.answer(question, own, earlier=earlier, report=report),
             f"http://{host}:{port}",
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
 
-from emailrl.base.errors import EmailRLError, ToolError
+from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.mail import database
 from emailrl.mail.languages import (
     closed,
@@ -116,12 +116,14 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         order: Order = "newest",
         without_keywords: bool = True,
         names: bool = True,
+        allow_unknown: bool = False,
     ) -> None:
         """Open the mailbox of the address ``inbox`` (any case). Keywords also match the names of people and attachments
         and other spellings (Mueller, Müller) if ``names``, else subject and body alone, as in ART-E.
         ``until`` (``YYYY-MM-DD``, UTC) hides every email of that day and later, and undated ones. ``without_keywords``
-        allows searches without keywords if an address or a date is given. Raises ``UsageError`` if ``db`` is not a mail
-        database, ``ToolError`` for any other bad argument."""
+        allows searches without keywords if an address or a date is given, ``allow_unknown`` an inbox without email.
+        Raises ``UsageError`` for another one, and if ``db`` is not a mail database; ``ToolError`` for any other bad
+        argument."""
         if order not in ("newest", "relevance"):
             raise ToolError("order must be newest or relevance.")
         address = _check_address("inbox", inbox)
@@ -137,6 +139,8 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         self._reader: _Reader | None = _readers.by_file.get(key) or _Reader(self.db)
         _readers.by_file[key] = _readers.latest = self._reader
         self._member = self._party(address)
+        if not (allow_unknown or self.known):
+            raise UsageError(f"No email in {db} is from or to {inbox}.", f"emailrl gen-db --db {db} lists its inboxes.")
 
     @property
     def known(self) -> bool:

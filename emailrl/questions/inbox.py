@@ -402,7 +402,7 @@ def find_inbox(db: Path, named: str | None) -> str:
     mailboxes, for an unknown address or if there are several."""
     if named is not None:
         try:
-            with open_mailbox(db, named) as mailbox:
+            with open_mailbox(db, named, allow_unknown=True) as mailbox:
                 if mailbox.known:
                     return mailbox.inbox
         except ToolError as error:

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from mail.mails import found, rows
 
+from emailrl.agent.task import agent_mailbox
 from emailrl.agent.tools import read_email, read_thread
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.mail import Email, SearchHit, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.settings import StoreSettings
+from emailrl.settings import AgentSettings, StoreSettings
 
 ANN, BOB, CY = "ann@x.org", "bob@x.org", "cy@x.org"
 DAY_3, DAY_4 = "2001-05-03", "2001-05-04"
@@ -29,7 +30,7 @@ DAY_3, DAY_4 = "2001-05-03", "2001-05-04"
     [
         # newest first, and only the inbox, which is compared in lower case
         (BOB, ["budget"], {}, [4, 3, 1, 6]), (CY, ["budget"], {}, [5, 4]), (ANN, ["budget"], {}, [5, 4, 3, 1, 6]),
-        ("nobody@x.org", ["budget"], {}, []), (" Bob@X.org ", ["lunch"], {}, [2]),
+        (" Bob@X.org ", ["lunch"], {}, [2]),
         (ANN, ["budget"], {"max_results": 2}, [5, 4]),
         # keywords are joined by and, words in one are a phrase, and keywords without a letter are left out
         (BOB, ["draft", "gas"], {}, [1]), (BOB, ["gas budget"], {}, [4, 3, 1, 6]), (BOB, ["budget gas"], {}, []),
@@ -62,6 +63,13 @@ DAY_3, DAY_4 = "2001-05-03", "2001-05-04"
 )  # fmt: skip
 def test_what_is_found(db: Path, inbox: str, keywords: list[str], options: dict[str, Any], expected: list[int]) -> None:
     assert found(db, inbox, *keywords, **options) == [f"<{number}@x>" for number in expected]
+
+
+def test_an_unknown_inbox_is_an_error_except_for_the_agent_s_environment(db: Path) -> None:
+    with pytest.raises(UsageError, match=r"from or to nobody@x\.org"):
+        open_mailbox(db, "nobody@x.org")
+    box = agent_mailbox(AgentSettings(), db, "nobody@x.org", None)
+    assert not box.known and box.search(["budget"]) == [] and box.count(["budget"]) == 0
 
 
 @pytest.mark.parametrize("arguments", [{}, {"from_addr": " "}, {"sent_after": ""}, {"max_results": 3}], ids=repr)
@@ -187,7 +195,7 @@ def test_no_database_another_file_another_version_and_no_index(tmp_path: Path, d
     with pytest.raises(UsageError, match="cannot be read as a mail database"):
         open_mailbox(text, BOB)
     rows(db, "UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-    with pytest.raises(UsageError, match="another version"):
+    with pytest.raises(UsageError, match="older version"):
         open_mailbox(db, BOB)
     without = tmp_path / "without.db"
     with closing(sqlite3.connect(without)) as connection:
