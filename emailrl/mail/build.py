@@ -219,11 +219,10 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
         if (beside := db.with_name(journal)).exists() and beside.stat().st_size:
             hint = f"Close that program or open the database once with sqlite3, so that {journal} disappears."
             raise UsageError(f"Another program is writing {db}, or died doing so: {journal} still exists.", hint)
-    if append:
-        database.database_fingerprint(db)  # raises where it is not a database of ours
-    elif overwrite:
-        database.check_replaceable(db)
-    else:
+    database.check_replaceable(db)
+    if not overwrite:
+        database.database_fingerprint(db)  # raises for one of another version
+    if not (overwrite or append):
         hint = "Replace it with --overwrite, or add to it with --append."
         raise UsageError(f"The database {db} already exists.", hint)
 

@@ -194,6 +194,7 @@ HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
 OTHER_FILE = "Name another file with --db."
 MARK = "emailrl "  # the start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized
+_MOVE_AWAY = "Name another file with --db, or move this one away."
 _REBUILD = "Name another file with --db, or move this one away and build it again with emailrl gen-db."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
@@ -221,9 +222,10 @@ def connect(db: Path, *, mapped: bool = True) -> Connection:
             if "meta" not in names or not str(noted(connection, "written_by")).startswith(MARK):
                 what = "was not written by emailrl" if names else "is empty"
                 raise UsageError(f"The database {db} {what}.", _REBUILD)
-            if noted(connection, "schema_version") != str(SCHEMA_VERSION):
-                problem = f"The database {db} was written by another version of emailrl."
-                raise UsageError(problem, _REBUILD_OLD.format(db))
+            version, own = (noted(connection, "schema_version") or "").rjust(9), str(SCHEMA_VERSION).rjust(9)
+            if version != own:
+                age, hint = ("a newer", "Upgrade emailrl.") if version > own else ("an older", _REBUILD_OLD.format(db))
+                raise UsageError(f"The database {db} was written by {age} version of emailrl.", hint)
         except BaseException:
             connection.close()
             raise
@@ -288,22 +290,20 @@ def check_header(db: Path) -> None:
     except OSError as error:
         raise UsageError(f"{db} cannot be read: {error.strerror or error}.", OTHER_FILE) from error
     if start and start != _HEADER:
-        hint = "Name another file with --db, or move this one away."
-        raise UsageError(f"{db} cannot be read as a mail database: file is not a database.", hint)
+        raise UsageError(f"{db} cannot be read as a mail database: file is not a database.", _MOVE_AWAY)
 
 
 def check_replaceable(db: Path) -> None:
     """Raise ``UsageError`` unless the file is empty, or a database without anything in it or one that gen-db wrote. No
     locks or journals are made: the file may belong to another program."""
-    hint = "Move it away, or name another file with --db."
     try:
         with _engine(db.absolute(), "mode=ro&immutable=1").connect() as connection:
             names = set(connection.scalars(_NAMES))
             is_ours = "meta" in names and str(noted(connection, "written_by")).startswith(MARK)
     except SQLITE_ERRORS as error:
-        raise UsageError(f"The database {db} cannot be read: {reason(error)}; it is not replaced.", hint) from error
+        raise UsageError(f"The database {db} cannot be read: {reason(error)}.", _MOVE_AWAY) from error
     if names and not is_ours:
-        raise UsageError(f"The database {db} was not written by emailrl; it is not replaced.", hint)
+        raise UsageError(f"The database {db} was not written by emailrl.", _MOVE_AWAY)
 
 
 @contextmanager

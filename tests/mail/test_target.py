@@ -115,13 +115,22 @@ def test_only_a_database_of_emailrl_is_replaced(tmp_path: Path, email: Make, mod
     torn.write_bytes(foreign.read_bytes()[:600])
     for db in (foreign, view, torn):
         before = db.read_bytes()
-        assert "--db" in refusal(db, overwrite=True) and db.read_bytes() == before
+        for flags in ({}, {"append": True}, {"overwrite": True}):  # and none tells to use another of them
+            assert "away" in refusal(db, **flags) and "--" not in refusal(db, **flags).replace("--db", "")
+        assert db.read_bytes() == before
     assert only(tmp_path) == ["photos.db", "torn.db", "view.db"]
     with pytest.raises(UsageError, match="--db") as refused:
         open_mailbox(view, "a@x")
     assert "--overwrite" not in str(refused.value)
     build_database([email(1)], ours)
     script(ours, "DROP TABLE emails_fts; UPDATE meta SET value = 1 WHERE key = 'schema_version'")
+    for flags in ({}, {"append": True}):  # an old one can only be replaced
+        assert "--overwrite" in refusal(ours, **flags) and "--append" not in refusal(ours, **flags)
+    assert build_database([email(2)], ours, overwrite=True).emails == 1
+    assert "--overwrite" in refusal(ours) and "--append" in refusal(ours)
+    for newer in ("value + 1", "100"):
+        script(ours, f"UPDATE meta SET value = {newer} WHERE key = 'schema_version'")
+        assert all("Upgrade emailrl" in refusal(ours, **flags) for flags in ({}, {"append": True}, {"sync": True}))
     assert build_database([email(2)], ours, overwrite=True).emails == 1
     ours.write_bytes(b"")
     assert build_database([email(1)], ours, overwrite=True).emails == 1, "an empty file may be overwritten"
