@@ -182,14 +182,15 @@ def _print_summary(report: BuildReport, settings: StoreSettings, console: Consol
     skipped = sum(report.skipped.values()) - others
     rate = (report.emails + skipped) / max(report.seconds, 1e-9)
     not_mail = f"; {counted(others, 'other file')} without mail" if others else ""
+    stored = "stored" if report.added + report.removed or not report.emails else "unchanged"  # as --sync found all
     console.print(
-        f"{counted(report.emails, 'email')} stored in {report.db}, {skipped:,} skipped{not_mail}; "
+        f"{counted(report.emails, 'email')} {stored} in {report.db}, {skipped:,} skipped{not_mail}; "
         f"{report.seconds:.1f} s, {rate:,.0f} messages/s",
         soft_wrap=True,
     )
     if report.attachments:
         texts = ", and texts that can be read," if settings.attachment_text else ""
-        console.print(f"{counted(report.attachments, 'attached file')}: names{texts} stored")
+        console.print(f"{counted(report.attachments, 'attached file')}: names{texts} {stored}")
     for title, counts in (("skipped", report.skipped), ("repaired", report.repaired)):
         for kind, number in sorted(counts.items(), key=lambda item: -item[1]):
             kept_by = f" ({KEPT_BY[kind]} keeps them)" if title == "skipped" and kind in KEPT_BY else ""

@@ -238,3 +238,12 @@ def test_the_demo_has_questions_which_another_source_s_mail_does_not_keep(tmp_pa
     assert {scenario.split for scenario in read_jsonl(tmp_path / "demo_questions.jsonl")} == {"train", "val", "test"}
     rebuilt = gen_db("--source", own_mbox(tmp_path / "mail.mbox"), "--db", "demo.db", "--overwrite")
     assert f"Note: {tmp_path / 'demo_questions.jsonl'} belongs to the replaced database." in rebuilt.stderr
+
+
+def test_a_sync_that_changes_nothing_does_not_claim_to_have_stored_anything(gen_db: GenDb, maildir: Path) -> None:
+    how = ("--source", maildir, "--db", "m.db", "--sync")
+    assert " stored in " in gen_db(*how).stdout
+    again = gen_db(*how).stdout
+    assert "3 emails unchanged in " in again and "stored" not in again
+    (maildir / "user-1" / "1.").unlink()
+    assert "2 emails stored in " in gen_db(*how).stdout

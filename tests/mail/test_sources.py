@@ -183,7 +183,7 @@ def test_a_single_email_is_read_and_one_under_an_envelope_in_a_folder(path: Path
 
 def test_what_is_no_source_is_refused(tmp_path: Path, path: Path) -> None:
     for content, message in (
-        (b"", "is empty"), (bytes(10240), "archive .* is empty"), (gzip.compress(bytes(1024)), "archive .* is empty"),
+        (b"", "is empty"), (bytes(10240), "is empty"), (gzip.compress(bytes(1024)), "is empty"),
         (b"\x1f\x8b\x08", "before its first message"), (b'{"id": 1}\n', "not a mail archive"),
         (os.urandom(2000), "not a mail archive"), (gzip.compress(b"only text"), "not a mail archive"),
         (b"file,body\n1,2\n", "not a mail archive"), (b"Note: not mail\n\nSubject: none\n", "not a mail archive"),

@@ -124,8 +124,6 @@ def open_source(
 
 def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
     size = path.stat().st_size
-    if size == 0:
-        raise UsageError(f"{path} is empty.", _KINDS)
     if opened := _open_many(path, path.name, "", largest, allow_truncated):
         items, file = opened
         # pyarrow opens the Parquet file itself
@@ -137,10 +135,8 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
         item: Found = partial(outlook.emails_of, path, "", allow_truncated) if is_data else (path.name, path)
         return Source(iter([item]), max_message_bytes=largest)
     start = start_of(path, _START_BYTES)
-    if not start:
-        raise UsageError(f"{path} is truncated or damaged before its first message.", "Download the file again.")
     if not start.strip(b"\0"):
-        raise UsageError(f"The archive {path} is empty.", _KINDS)
+        raise UsageError(f"{path} is empty, or damaged before its first message.", _KINDS)
     if start.startswith(ZIP_START):
         raise UsageError(f"{path} is a zip archive.", "Unpack it, and pass its contents to --source.")
     raise UsageError(f"{path} is not a mail archive.", _KINDS)
