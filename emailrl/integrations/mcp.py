@@ -33,9 +33,11 @@ From the mailbox, between two marks that nobody who wrote an email could know. I
 <mail-{nonce}>
 {content}
 </mail-{nonce}>"""
-NAMED: Final = """\
- Keywords are also found inflected, and in the names of people and attached files; from_addr and to_addr take an \
-address or a name. Dates are in UTC."""
+FOUND: Final = " Keywords are also found inflected. Dates are in UTC."
+NAMED: Final = {  # in place of words of ART-E's descriptions, as names count here
+    "subject or body": "subject, the body or the names of people and attached files",
+    "this address": "this address or a person of this name",
+}
 GONE: Final = "The database has been replaced by one without mail of {}. Start the server anew with the right --db."
 _TEXT: Final = {"type": "string"}
 ASK: Final = {
@@ -63,14 +65,16 @@ def build_server(
     thread, one question at a time, and listed only if given."""
     schemas = tool_schemas(agent.model_copy(update={"read_threads": True}))
     functions = {schema["function"]["name"]: schema["function"] for schema in schemas} | {"ask": ASK}
-    functions["search_emails"]["description"] += NAMED
+    functions["search_emails"]["description"] += FOUND
+    for argument in functions["search_emails"]["parameters"]["properties"].values():
+        for said, meant in NAMED.items():
+            argument["description"] = argument["description"].replace(said, meant)
     names = [name for name in OUTPUTS if name != "ask" or ask is not None]
     looks, tools = types.ToolAnnotations(read_only_hint=True, open_world_hint=False), list[types.Tool]()
     for name in names:
-        gives = {"type": "object", "properties": OUTPUTS[name], "required": list(OUTPUTS[name])}
+        out = {"type": "object", "properties": OUTPUTS[name], "required": list(OUTPUTS[name])}
         does, takes = functions[name]["description"], functions[name]["parameters"]
-        tool = types.Tool(name=name, description=does, input_schema=takes, output_schema=gives, annotations=looks)
-        tools.append(tool)
+        tools.append(types.Tool(name=name, description=does, input_schema=takes, output_schema=out, annotations=looks))
     one_at_a_time, listed = asyncio.Lock(), types.ListToolsResult(tools=tools)
 
     async def list_tools(context: Any, parameters: Any) -> types.ListToolsResult:
@@ -89,14 +93,16 @@ def build_server(
                     raise ToolError("ask needs the argument 'question'.")
                 async with one_at_a_time:
                     answer = await asyncio.to_thread(ask, question.strip())
-                found = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
+                found: Any = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
             elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
                 raise ToolError("No email of this mailbox has this message id.")
         except (ToolError, EmailRLError, ImportError) as error:
             error = explained(error) if isinstance(error, ImportError) else error
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
-        if name != "ask":
-            found = with_names(mailbox, found)
+        for hit in found if name == "search_emails" else ():  # a snippet shows no match in a name
+            if email := mailbox.read(hit["message_id"]):
+                hit.update(subject=email.subject, attachments=email.attachments[:20])
+        found = found if name == "ask" else with_names(mailbox, found)
         value = {"emails": found} if isinstance(found, list) else found
         if name == "search_emails" and not found and any(len(each.split()) > 1 for each in arguments["keywords"]):
             value["hint"] = "A keyword of several words is a phrase: pass each word as a keyword of its own."

@@ -194,8 +194,7 @@ HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
 OTHER_FILE = "Name another file with --db."
 MARK = "emailrl "  # the start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized
-_MOVE_AWAY = "Name another file with --db, or move this one away."
-_REBUILD = "Name another file with --db, or move this one away and build it again with emailrl gen-db."
+_REBUILD = "Name another file with --db, or move this one away and build one with emailrl gen-db."
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
@@ -290,7 +289,7 @@ def check_header(db: Path) -> None:
     except OSError as error:
         raise UsageError(f"{db} cannot be read: {error.strerror or error}.", OTHER_FILE) from error
     if start and start != _HEADER:
-        raise UsageError(f"{db} cannot be read as a mail database: file is not a database.", _MOVE_AWAY)
+        raise UsageError(f"{db} cannot be read as a mail database: file is not a database.", _REBUILD)
 
 
 def check_replaceable(db: Path) -> None:
@@ -301,9 +300,9 @@ def check_replaceable(db: Path) -> None:
             names = set(connection.scalars(_NAMES))
             is_ours = "meta" in names and str(noted(connection, "written_by")).startswith(MARK)
     except SQLITE_ERRORS as error:
-        raise UsageError(f"The database {db} cannot be read: {reason(error)}.", _MOVE_AWAY) from error
+        raise UsageError(f"The database {db} cannot be read: {reason(error)}.", _REBUILD) from error
     if names and not is_ours:
-        raise UsageError(f"The database {db} was not written by emailrl.", _MOVE_AWAY)
+        raise UsageError(f"The database {db} was not written by emailrl.", _REBUILD)
 
 
 @contextmanager

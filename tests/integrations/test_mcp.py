@@ -82,10 +82,28 @@ def test_mail_is_found_by_a_senders_name_in_another_spelling(db: Path, environme
         for wanted in ({"keywords": ["Huette"]}, {"keywords": ["key"], "from_addr": "Bob Huette"}):
             found = await client.call_tool("search_emails", wanted)
             assert [hit["message_id"] for hit in found.structured_content["emails"]] == ["<m@x>"]
-        [told] = [tool.description for tool in (await client.list_tools()).tools if tool.name == "search_emails"]
-        assert all(word in told for word in ("names", "attached files", "UTC"))
+        [tool] = [tool for tool in (await client.list_tools()).tools if tool.name == "search_emails"]
+        told = {name: each["description"] for name, each in tool.input_schema["properties"].items()}
+        assert "UTC" in tool.description and "names of people and attached files" in told["keywords"]
+        assert all("a person of this name" in told[name] for name in ("from_addr", "to_addr"))
         read = await client.call_tool("read_email", {"message_id": "<m@x>"})
         assert "Bob Hütte" in read.content[0].text
+
+    over_stdio(db, environment, work)
+
+
+def test_a_hit_shows_the_subject_and_the_attached_files_that_were_found(db: Path, environment: dict[str, str]) -> None:
+    when, files = datetime(2001, 5, 1, tzinfo=UTC), [f"{number}.pdf" for number in range(30)]
+    mail = RawEmail(
+        "<m@x>", "Keys", "bob@example.com", [ANN], [], [], when, "Ready.", attachments=["Zeppelin.pdf", *files]
+    )
+    build_database([mail], db, append=True)
+
+    async def work(client: Any) -> None:
+        found = await client.call_tool("search_emails", {"keywords": ["zeppelin"]})
+        [hit] = found.structured_content["emails"]
+        assert (hit["message_id"], hit["subject"]) == ("<m@x>", "Keys")
+        assert hit["attachments"] == ["Zeppelin.pdf", *files[:19]]
 
     over_stdio(db, environment, work)
 

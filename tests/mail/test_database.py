@@ -98,7 +98,7 @@ def test_no_file_stays_open_and_another_may_take_its_name(db: Path, tmp_path: Pa
     shutil.move(tmp_path / "other.db", db)
     assert database_fingerprint(db) != before
     (tmp_path / "empty.db").touch()
-    with pytest.raises(UsageError, match=r"empty\.db is empty\. .* build it again"):
+    with pytest.raises(UsageError, match=r"empty\.db is empty\. .* move this one away"):
         connect(tmp_path / "empty.db")
 
 

@@ -114,11 +114,10 @@ def open_source(
             return Source(items, lambda: min(seen["files"] / max(total(), 1), 1.0), max_message_bytes)
         if path.is_file():
             return _open_file(path, max_message_bytes, allow_truncated)
-        exists = path.exists()
+        if path.exists():
+            raise UsageError(f"{path} is neither a file nor a folder.", _KINDS)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
-    if exists:
-        raise UsageError(f"{path} is neither a file nor a folder.", _KINDS)
     raise UsageError(f"No such file or folder: {path}.", "Name an existing one, or use --source demo or hf.")
 
 
