@@ -148,7 +148,7 @@ def _check_removal(db: Path, removed: int, num_before: int, unread: str | None) 
     if removed:
         with database.opened(db) as connection:
             added_to = database.noted(connection, "appended") and ", added to by --append"
-        cannot = unread is not None and f": {unread or 'part of the source'} cannot be read"
+        cannot = unread is not None and f" while {unread or 'a part'} cannot be read; make it readable first"
         if why := cannot or added_to or (2 * removed > num_before and f", most of its {num_before:,}"):
             raise UsageError(f"--sync would remove {removed:,} emails from {db}{why}.", _TO_ADD)
 
