@@ -101,10 +101,14 @@ def _documented(name: str, value: Any) -> str:
         (r"(: |-> )'([^']*)'", r"\1\2"),
         (r"<(?:function .*? at \w+|factory)>", "…"),
         (r"\(self(, )?", "("),
+        (r"= (\w+)\(\w+=[^()]*\)", r"= \1()"),
     ):
         signature = re.sub(found, shown, signature)
+    if len(name + signature) > WIDTH:  # a parameter on each line
+        inner, close, returned = re.sub(r", (?=\w+: |\*)", ",\n    ", signature[1:]).rpartition(")")
+        signature = f"(\n    {inner},\n{close}{returned}"
     text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split()).replace("``", "`")
-    return f"```text\n{name}{signature.removesuffix(' -> None')}\n```\n\n{text}\n"
+    return f"```py\n{name}{signature.removesuffix(' -> None')}\n```\n\n{text}\n"
 
 
 def settings_reference() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -24,5 +25,6 @@ def shown(page: Path | str, profile: Path, fragment: str = "", *options: str) ->
         command.append("--no-sandbox")
     done = subprocess.run([*command, f"{address}{fragment}"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    start = done.stdout.index('<script type="application/json"')
-    return done.stdout[:start] + done.stdout[done.stdout.rindex("</script>") :]
+    start = re.search(r'<script [^>]*type="application/json"', done.stdout)
+    assert start is not None
+    return done.stdout[: start.start()] + done.stdout[done.stdout.rindex("</script>") :]

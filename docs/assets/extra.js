@@ -19,15 +19,37 @@ function mend() {
 observer.observe(document.body, { childList: true, subtree: true });
 addEventListener("resize", mend);
 mend();
+for (const { tHead, tBodies } of document.querySelectorAll("article table")) {
+  if (tHead?.rows[0].cells[0].textContent !== "setting" || tHead.rows[0].cells.length < 5) continue;
+  for (const { cells } of tBodies[0].rows) [...cells].forEach((cell, column) => { cell.dataset.name = tHead.rows[0].cells[column].textContent; });
+}
+if (location.protocol === "file:") {
+  Object.assign(document.querySelector(".md-search__button"), { disabled: true, textContent: "Needs a server", title: "The search needs a server: python3 -m http.server" });
+}
 
-// All words of a search must be on a page: those that a question only strings together are left out.
-const STOP = new Set("a an and are as at be can do does for from get have how i if in is it me my need of on or should so that the there they this to use using want was we what when where which why will with you your".split(" "));
+// The theme's search wants every word in one section, as it is written there. Words that only string a question together
+// are left out. If no section has the others, plurals become singular and foreign words ours; if that is not enough, those
+// words are sought that one section has, the rare ones before the common.
+const STOP = new Set("a an and are as at be can could do does for from get have how i if in into is it me my need not of on or should so that the their there they this to use using want was we what when where which while who why will with without would you your".split(" "));
+const OURS = { against: "compare", delete: "forget", finetune: "sft", finetuning: "sft", huggingface: "hub", mac: "macos", multiple: "several", node: "host", oom: "memory", osx: "macos" };
 const post = Worker.prototype.postMessage;
+let sections = [];
+
+const wordsOf = (text) => text.toLowerCase().split(/[^\p{L}\p{N}.+]+/u).map((word) => word.replace(/[.]+$/, "")).filter(Boolean);
+
+function inOurWords(input) {
+  const asked = wordsOf(input).filter((word) => !STOP.has(word));
+  if (sections.some((section) => asked.every((word) => section.includes(` ${word}`)))) return asked.join(" ") || input;
+  const words = asked.map((word) => OURS[word] ?? word.replace(/(?<=..)(ies|y|s)$/, ""));
+  const holders = words.map((word) => new Set(sections.filter((section) => section.includes(` ${word}`))));
+  const worth = (section) => holders.reduce((sum, those) => sum + (those.has(section) ? 1 + Math.log(sections.length / those.size) : 0), 0);
+  const best = sections.reduce((one, other) => (worth(other) > worth(one) ? other : one), "");
+  return words.filter((_, index) => holders[index].has(best)).join(" ") || input;
+}
 
 Worker.prototype.postMessage = function (message, ...rest) {
-  if (typeof message?.data?.input === "string") {
-    const words = message.data.input.split(/\s+/).filter((word) => !STOP.has(word.replace(/[?!.,]+$/, "").toLowerCase()));
-    if (words.join("")) message = { ...message, data: { ...message.data, input: words.join(" ").replace(/\?+$/, "") } };
-  }
+  const { items, input } = message?.data ?? {};
+  if (items) sections = items.map(({ title, text, path }) => ` ${wordsOf([title, text.replace(/<[^>]*>/g, " "), ...(path ?? [])].join(" ")).join(" ")}`);
+  if (typeof input === "string" && input.trim()) message = { ...message, data: { ...message.data, input: inOurWords(input) } };
   return post.call(this, message, ...rest);
 };

@@ -142,13 +142,16 @@ class EmailAgent:
             [trajectory] = run([environment], self._engine, self._renderer, sampling, seeds=[seed])
             if trajectory.exception is not None:
                 raise EmailRLError(f"The rollout failed: {trajectory.exception}")
-            sources, emails = list(dict.fromkeys(trajectory.final_sources)), []
-            for message_id in sources:
-                with suppress(ToolError):  # a model may cite an id that no email has
-                    emails += [email] if (email := mailbox.read(message_id)) is not None else []
+            cited: dict[str, Email | None] = {}
+            for message_id in trajectory.final_sources:
+                email = None
+                with suppress(ToolError):  # a model may cite what is no id
+                    email = mailbox.read(message_id)
+                cited[email.message_id if email else message_id] = email
+            emails = [*filter(None, cited.values())]
             threads = {email.message_id: mailbox.thread(email) for email in emails}
         newer = {own: thread[thread.index(own) + 1 :] for own, thread in threads.items()}
-        return Answer(trajectory.final_answer, sources, emails, trajectory.stop_reason, trajectory, newer)
+        return Answer(trajectory.final_answer, [*cited], emails, trajectory.stop_reason, trajectory, newer)
 
     def close(self) -> None:
         self._engine.close()

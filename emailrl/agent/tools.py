@@ -86,7 +86,7 @@ def read_thread(mailbox: Mailbox, message_id: str) -> list[dict[str, Any]] | dic
     if found is None:
         return EMAIL_NOT_FOUND
     ids = mailbox.thread(found)
-    first = max(0, min(ids.index(message_id) - MAX_THREAD // 2, len(ids) - MAX_THREAD))
+    first = max(0, min(ids.index(found.message_id) - MAX_THREAD // 2, len(ids) - MAX_THREAD))
     shown = ids[first : first + MAX_THREAD]
     return [_in_full(email, MAX_READ_CHARS // len(shown)) for email in map(mailbox.read, shown) if email is not None]
 

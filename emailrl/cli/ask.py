@@ -1,7 +1,8 @@
 """Ask a mailbox a question; the agent searches, reads, answers and cites its source emails.
 
 Without a question, questions are read from the terminal or from stdin, one per line: Ctrl-C ends the current
-question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout. --json needs a question.
+question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout. --json needs a question. If a question
+got no answer, the exit code is 1; "I don't know" is one.
 
 Without --checkpoint or --model, the newest best checkpoint answers, but one of nano only in the demo mailbox, the only
 mail that nano knows; otherwise MODEL_NAME if it is set; otherwise smol if it or its base model is on this machine and
@@ -33,7 +34,7 @@ from typing import Annotated, Any, Final
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from emailrl.agent import StepResult
 from emailrl.agent.email_agent import Answer, EmailAgent
@@ -105,8 +106,7 @@ def ask(
     conversation = _Conversation(place, inbox, continues)
     with closing(open_agent(settings, inbox, checkpoint, overrides["model_name"], continues)) as agent:
         if question is None:
-            _converse(agent, conversation, day)
-            return
+            raise Exit(_converse(agent, conversation, day))
         answer = _ask(agent, conversation, day, question, None if json else result_console())
     if json:
         scenario = answer.trajectory.scenario
@@ -114,6 +114,8 @@ def ask(
         spent = {"turns": len(answer.trajectory.turns), "seconds": answer.trajectory.seconds, "model": agent.name}
         doubts = {"not_in_sources": answer.unsupported, "newer_in_thread": answer.newer}
         print_json({"answer": answer.answer, "sources": answer.sources} | doubts | _looked_at(answer) | spent | facts)
+    if answer.answer is None:
+        raise Exit(1)
 
 
 class _Conversation:
@@ -175,22 +177,26 @@ def _looked_at(answer: Answer) -> dict[str, list[Any]]:
     return {"searches": searches, "read": list(read)}
 
 
-def _converse(agent: EmailAgent, conversation: _Conversation, date: str | None) -> None:
-    """Answer questions until there are no more; an error or Ctrl-C ends only the current question."""
+def _converse(agent: EmailAgent, conversation: _Conversation, date: str | None) -> int:
+    """Answer questions until there are no more; an error or Ctrl-C ends only the current question. Returns the exit
+    code: 1 if one got no answer, unless they were typed on a terminal."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))
-    results = result_console()
+    results, is_answered = result_console(), True
     for number, question in enumerate(_questions()):
+        answer = None
         try:
             if not sys.stdin.isatty():  # on a terminal it stands where it was typed
                 results.print("\n" * (number > 0), end="")
                 say(f"Question: {question}", results)
-            _ask(agent, conversation, date, _checked(question), results)
+            answer = _ask(agent, conversation, date, _checked(question), results).answer
         except KeyboardInterrupt:
             say("interrupted")
         except CostReached:
             raise
         except EmailRLError as error:
             say(f"error: {error}")
+        is_answered &= answer is not None
+    return int(not (is_answered or sys.stdin.isatty()))
 
 
 def _questions() -> Iterator[str]:

@@ -19,7 +19,7 @@ from emailrl.checkpoints import Checkpoint
 from emailrl.cli import options
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
-from emailrl.cli.output import confirm, print_json, progress_console, result_console, warn
+from emailrl.cli.output import confirm, near, print_json, progress_console, result_console, warn
 from emailrl.runs.folder import REPLACED, REPLACING
 from emailrl.settings import Settings, load_settings
 
@@ -71,7 +71,7 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
         print_json([{"path": each.path} | {name: getattr(each.metadata, name) for name in names} for each in found])
         return
     for folder, members in groupby(found, key=lambda checkpoint: checkpoint.path.parent):
-        result_console().print(str(folder), soft_wrap=True)
+        result_console().print(near(str(folder)), soft_wrap=True)
         result_console().print(checkpoints_table(members))
     if not found:
         progress_console().print("No checkpoints yet. Train first: emailrl train")

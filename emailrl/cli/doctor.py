@@ -83,7 +83,7 @@ def doctor(json: Json = False) -> None:
     else:
         said, _, why = sentence.partition(": ")
         head = Text(said, "bold green" if is_ready else "bold red")
-        result_console().print(head, near(plain_line(why)), "", table, sep="\n")
+        result_console().print(head, near(plain_line(why)), "", table, "", sep="\n")
         if is_ready:
             print_next(["train"])
     if is_broken:
@@ -156,7 +156,7 @@ def examine_packages() -> Iterable[Check]:
         else:
             found = f"{version}, expected {item.specifier}" if version else "not installed"
             yield Check(item.name, "note" if version else "missing", found, how(item.name), not extra)
-    yield Check("packages", "ok", f"{len(fitting)} in versions that emailrl takes")
+    yield Check("packages", "ok", f"{len(fitting)} in supported versions")
     if absent:
         remedy = f"Install one where you use it, such as {absent[0]}: {how(absent[0])}"
         yield Check("extras", "note", f"not installed: {', '.join(absent)}", remedy)

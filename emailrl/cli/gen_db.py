@@ -82,6 +82,8 @@ def gen_db(
         report = _existing(settings.db)
         say(f"{settings.db} already holds {counted(report.emails, 'email')}; --overwrite rebuilds it.", console)
     elif settings.source == "demo":
+        if sync:
+            raise UsageError("The demo mailbox never changes: there is nothing to sync.", "Leave out --sync.")
         report = write_demo(settings.db, settings=settings, seed=everything.training.seed, **how)
         _print_summary(report, settings, console)
         say(f"Questions: {questions_file(report.db)}", console)

@@ -17,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from emailrl.base.plain import cut, duration
-from emailrl.cli.output import progress_console, result_console, say
+from emailrl.cli.output import print_next, progress_console, result_console, say
 from emailrl.records import read_metrics
 from emailrl.runs.log import Display
 
@@ -73,6 +73,7 @@ class LiveRun(Display, AbstractContextManager["LiveRun"]):
             self._take_curves(metrics)
         self._evaluations += [each["accuracy"] for each in read_metrics(run_dir / "evaluations.jsonl")[0]]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
+            print_next(["view", str(run_dir)], "live, from another terminal")
             self._live = Live(self, console=self._console, refresh_per_second=REFRESH, vertical_overflow="crop")
             self._live.start()
 

@@ -57,7 +57,7 @@ def near(text: str) -> str:
 def warn(*lines: str) -> None:
     """Print lines in yellow on stderr."""
     for line in lines:
-        progress_console().print(line, style="yellow", soft_wrap=True)
+        say(line, style="yellow")
 
 
 def say_loading(settings: PolicySettings, *names: str) -> None:
@@ -94,8 +94,6 @@ def say_again(what: str, purpose: str, out: Path) -> None:
 
 def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | None = None) -> None:
     """Print the suggested next emailrl command, run in ``folder``, on stderr, ready to paste into a shell."""
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
     there = f"cd {shlex.quote(str(folder))} && " if folder else ""
     note = f" # {comment}" if comment else ""
     tell(f"Next: {there}{program(folder or Path.cwd())} {near(shlex.join(arguments))}{note}")

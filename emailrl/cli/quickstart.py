@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from emailrl.cli.live import LiveRun, Tally
     from emailrl.measure.benchmark import Report, Subject
 
-NUM_TEST_QUESTIONS = 300
-SETTINGS = Path(emailrl.__file__).with_name("quickstart.toml").read_text("utf-8")
-SETTINGS = SETTINGS.replace("{questions}", str(NUM_TEST_QUESTIONS))  # to write, but for the number of steps
+SETTINGS = Path(emailrl.__file__).with_name("quickstart.toml").read_text("utf-8")  # to write, but for the steps
 MARK = SETTINGS.partition("\n")[0]
 UNTRAINED = (
     "The best model is the untrained one: no evaluation during training was more accurate, so before and after are the "
@@ -106,6 +104,7 @@ def quickstart(
     console.print(f"\nFinished in {outcome.seconds / 60:.1f} minutes. Page: {outcome.page}", soft_wrap=True)
     if not (no_open or json) and has_browser():
         webbrowser.open(outcome.page.absolute().as_uri())
+    print_next(["view", str(outcome.run_dir.parent)], "serves the page")
     print_next(["inspect-trajectory", "--verbose"], folder=folder)
     if json:
         print_json(outcome.record())

@@ -257,4 +257,4 @@ def trajectory_list(index: TrajectoryIndex, first: int, limit: int, width: int) 
         table.add_row(*map(cells.get, names), Text(plain_line(entry.question), no_wrap=True, overflow="ellipsis"))
     part = f"index {first} to {first + len(shown) - 1} of {counted(len(index), 'trajectory')}"
     part += "; choose others with --index and --limit" if len(shown) < len(index) else ""
-    return Group(*(Text(plain_line(line), style="bold") for line in (str(index.path), part)), table)
+    return Group(*(Text(plain_line(line), style="bold") for line in (near(str(index.path)), part)), table)

@@ -36,6 +36,7 @@ From the mailbox, between two marks that nobody who wrote an email could know. I
 NAMED: Final = """\
  Keywords are also found inflected, and in the names of people and attached files; from_addr and to_addr take an \
 address or a name. Dates are in UTC."""
+GONE: Final = "The database has been replaced by one without mail of {}. Start the server anew with the right --db."
 _TEXT: Final = {"type": "string"}
 ASK: Final = {
     "name": "ask",
@@ -79,6 +80,8 @@ def build_server(
         name, arguments = parameters.name, parameters.arguments or {}
         try:
             mailbox = opened()
+            if not mailbox.known:
+                raise ToolError(GONE.format(mailbox.inbox))
             if name not in names:
                 raise ToolError(f"Unknown tool: {name!r}.")
             if name == "ask":
@@ -87,11 +90,8 @@ def build_server(
                 async with one_at_a_time:
                     answer = await asyncio.to_thread(ask, question.strip())
                 found = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
-            else:
-                if isinstance(given := arguments.get("message_id"), str) and mailbox.read(given) is None:
-                    arguments = {**arguments, "message_id": f"<{given}>"}  # people and programs leave the brackets out
-                if (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
-                    raise ToolError("No email of this mailbox has this message id.")
+            elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
+                raise ToolError("No email of this mailbox has this message id.")
         except (ToolError, EmailRLError, ImportError) as error:
             error = explained(error) if isinstance(error, ImportError) else error
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)

@@ -44,7 +44,7 @@ _FEW_MAILS = 1000
 _OR_ANEW = "or build it anew with --overwrite; nothing was written."
 _TO_ADD = f"Add what is new with --append, {_OR_ANEW}"
 _FLUSH_MAILS = 1000
-_INDEX_MAILS = 20_000
+_INDEX_MAILS = 50_000  # each time a segment of the index is written, all of which are merged at the end
 _LOADING = {"hashsize": 32 * 1024 * 1024, "automerge": 0, "usermerge": 2, "pgsz": 512}
 """Small pages let a search skip more of a common word's emails."""
 _DEFAULTS = {"hashsize": 1024 * 1024, "automerge": 4, "usermerge": 4}
@@ -246,7 +246,7 @@ def _naming(db: Path) -> Iterator[None]:
         if database.error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             with database.reading(db):
                 raise
-        hint = "It is unchanged."
+        hint = "The old database is unchanged." if db.exists() else "Nothing was written."
         raise EmailRLError(f"The database {db} cannot be written: {database.reason(error)}.", hint) from error
 
 
@@ -279,7 +279,7 @@ _STEMMED = f"""
     WHERE id BETWEEN ? AND ? AND extra LIKE '%{FOREIGN}'"""
 _COMPARED = f"SELECT subject, body FROM emails WHERE id % ? = 0 AND extra NOT LIKE '%{FOREIGN}'"
 _COMPARED_MAILS = 1000
-_THREADED = "SELECT id, message_id, subject, refs FROM emails"
+_THREADED = "SELECT id, message_id, subject, refs, date, parties FROM emails ORDER BY id DESC"
 _CONFIGURE = "INSERT INTO emails_fts(emails_fts, rank) VALUES (?, ?)"
 
 

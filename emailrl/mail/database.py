@@ -40,6 +40,7 @@ from emailrl.base.errors import EmailRLError, UsageError
 
 PARTY = "\ue000"  # the first and the last character of every party word
 SNIPPET_WORDS = 15  # length of a search hit's snippet, as in ART-E
+TOKENIZER = "tokenize='unicode61 remove_diacritics 2'"  # 1, the default, keeps letters with two accents: Việt
 
 # FTS5 shows the stretch of words that holds most phrases of the query, of several equal ones the first, and prefers one
 # that begins a column, if the column is longer than a snippet. The inbox's word is a single phrase and stands in the
@@ -108,7 +109,7 @@ TABLES: list[sa.Executable] = [
     *map(CreateTable, metadata.sorted_tables),
     sa.text(
         "CREATE VIRTUAL TABLE emails_fts USING "
-        "fts5(subject, body, parties, extra, content='emails', content_rowid='id')"
+        f"fts5(subject, body, parties, extra, content='emails', content_rowid='id', {TOKENIZER})"
     ),
 ]
 INDEXES = [
@@ -187,7 +188,7 @@ def clean_text(text: str) -> str:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
-SCHEMA_VERSION = 8  # incremented whenever older databases can no longer be read
+SCHEMA_VERSION = 9  # incremented whenever older databases can no longer be read
 HOW_DATABASES_CHANGE: Final = "gen-db --append and --overwrite change a database: keep a copy of the old one."
 """The hint if a database has changed since a run was started on it."""
 SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the driver and as Core raise them
@@ -357,7 +358,6 @@ def first_day(db: Path, inbox: str) -> str | None:
 
 
 def last_day(db: Path) -> str | None:
-    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC; None if no email has a date. Raises as
-    ``connect``."""
+    """Return the date of the newest email, ``YYYY-MM-DD`` in UTC, or None without any. Raises as ``connect``."""
     with opened(db) as connection:
         return (connection.scalar(select(func.max(emails.c.date))) or "")[:10] or None

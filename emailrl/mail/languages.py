@@ -4,8 +4,8 @@ Which language an email is in is not guessed. English forms of a keyword (``keys
 table ``stems`` has the words of emails that are not plainly English (marked in ``emails.extra``), by their spellings
 (Müller or Mueller, Łukasz or Lukasz) and their stems in every other language, unless they stand more often in plainly
 English emails (``not``). A keyword stands for every word with which it shares one, and for every compound of it. FTS5
-ignores most accents. Chinese, Japanese and Korean text gets its pairs of characters, each after ``PARTY``, so that
-queries as ART-E writes them do not find these.
+ignores the accents of Latin letters. Chinese, Japanese and Korean text gets its pairs of characters, each after
+``PARTY``, so that queries as ART-E writes them do not find these.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ class Stems:
 
 
 def stem_ranges(word: str) -> str:
-    """Return, as JSON, the first and the last key in ``stems`` of each group of words that a keyword of one word stands
-    for."""
+    """Return, as JSON, the first and the last key in ``stems`` of each group of words for which a keyword stands."""
     word = normalize("NFC", word.lower())
     written = {word, fold(word), _FLEETING.sub(r"\1", word)}
     found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
@@ -197,8 +196,7 @@ def english_forms(word: str) -> list[str]:
 
 
 def words_apart(keyword: str) -> list[str]:
-    """Return the keyword, or its words if one is of a script without spaces: pairs of characters form no phrases with
-    other words."""
+    """Return the keyword; its words if one is of a script without spaces, whose pairs form no phrases with others."""
     return keyword.split() if not keyword.isascii() and _CJK.search(keyword) else [keyword]
 
 

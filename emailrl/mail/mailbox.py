@@ -192,9 +192,8 @@ class Mailbox(AbstractContextManager["Mailbox"]):
     def _query(
         self, keywords: list[str], from_addr: object, to_addr: object, sent_after: object, sent_before: object
     ) -> tuple[str | None, list[str], str, tuple[str | None, ...], tuple[int, int]] | None:
-        """A search's FTS5 expression of the keywords (None without any), what they may look like in a text, and the
-        expression with the people; sender and recipient, each twice; the highest id and the one below the lowest. None
-        if nothing can match."""
+        """The FTS5 expression of the keywords (None without any), what they may look like in a text, the expression
+        with the people; sender and recipient, each twice; the highest id and that below the lowest. None: no match."""
         text, written = self._text_match(_checked(keywords))
         given = self._people("from_addr", from_addr), self._people("to_addr", to_addr)
         after, before = _check_day("sent_after", sent_after), _check_day("sent_before", sent_before)
@@ -227,14 +226,15 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         return [each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS]
 
     def read(self, message_id: str) -> Email | None:
-        """Return the email with that id, or None if there is none before ``until``; ``ToolError`` for a bad id."""
+        """Return the email with that id, given with or without its angle brackets, or None if there is none before
+        ``until``; ``ToolError`` for a bad id."""
         if not isinstance(message_id, str):
             raise ToolError("message_id must be a string.")
         _check_text("message_id", message_id)
-        rows = self._rows(_READ, (message_id,))
-        if not rows:
+        bare = message_id.removeprefix("<").removesuffix(">")
+        if not (rows := self._rows(_READ, (message_id, f"<{bare}>", bare))):
             return None
-        key, sent, subject, sender, body, file_name, lines, files, machine, thread = rows[0]
+        key, own, sent, subject, sender, body, file_name, lines, files, machine, thread = rows[0]
         people = self._rows(_RECIPIENTS, (key,))
         is_late = self.until is not None and (sent is None or sent >= self.until)
         if is_late or self.inbox not in (sender, *(address for address, _ in people)):
@@ -242,7 +242,7 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         to, cc, bcc = ([address for address, kind in people if kind == wanted] for wanted in ("to", "cc", "bcc"))
         names = database.names_of(lines)
         more = (names.get(sender, ""), names, files.split("\n") if files else [], thread, machine)
-        return Email(message_id, sent, subject, sender, to, cc, bcc, body, file_name, *more)
+        return Email(own, sent, subject, sender, to, cc, bcc, body, file_name, *more)
 
     def thread(self, email: Email) -> list[str]:
         """Return the ids of the thread's emails in this mailbox, oldest first: only the email's own if it is alone or
@@ -267,9 +267,8 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         return self._reader
 
     def _text_match(self, keywords: list[str]) -> tuple[str | None, list[str]]:
-        """The FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without keywords. And what
-        they may look like in a text. With ``names``, a keyword may occur in any of its spellings and inflections, and
-        in the column ``extra``, too."""
+        """The FTS5 expression of keywords, each quoted: an implicit AND, as in ART-E; None without any. And what they
+        may look like in a text. With ``names``, a keyword may be in any spelling and inflection, also in ``extra``."""
         if not keywords:
             return None, []
         words = [word for keyword in keywords for word in words_apart(keyword) if marked(word)] if self.names else []
@@ -442,8 +441,8 @@ _SEARCHES: dict[Order, str] = {
 _BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {database.SNIPPET_WORDS * 20})"
 _UNSEARCHED = _HITS.format(columns=_BEGINNING, first="emails_fts.rowid")
 _READ = """
-    SELECT id, date, subject, from_address, body, file_name, names, attachments, machine, thread_id
-    FROM emails LEFT JOIN threads ON email_id = id WHERE message_id = ?"""
+    SELECT id, message_id, date, subject, from_address, body, file_name, names, attachments, machine, thread_id
+    FROM emails LEFT JOIN threads ON email_id = id WHERE message_id IN (?1, ?2, ?3) ORDER BY message_id <> ?1"""
 _THREAD = """
     SELECT message_id FROM emails e
     WHERE id IN (SELECT email_id FROM threads WHERE thread_id = ? LIMIT ?) AND id > ? AND id <= ? AND (

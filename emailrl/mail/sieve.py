@@ -76,8 +76,7 @@ class SiftedMail(NamedTuple):
 def sift(email: RawEmail | Skipped, settings: StoreSettings) -> SiftedMail | Skipped:
     """Filter a single message in ART-E's order, and cut the long headers of one that passes. ``junk``: a person's own
     spam and trash; ``long_body``: more than ``max_body_chars``; ``many_recipients``: more than ``max_recipients`` in
-    to + cc + bcc, including repeats. If one of the two is None, ART-E's limit applies to a research corpus, none to a
-    person's own mail."""
+    to + cc + bcc, including repeats. A limit of None is ART-E's for a research corpus, none for other mail."""
     if isinstance(email, Skipped):
         return email
     if settings.attachment_text:

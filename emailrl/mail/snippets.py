@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import lru_cache
 
-from emailrl.mail.database import SNIPPET_WORDS, is_cancelled
+from emailrl.mail.database import SNIPPET_WORDS, TOKENIZER, is_cancelled
 from emailrl.mail.languages import fold
 
 LONGEST_SNIPPET = 2000  # in characters; FTS5 limits words only, and a word may have megabytes
@@ -22,9 +22,9 @@ _RANK_STEPS = 1000
 _ASCII_WORD = re.compile(r"[a-z0-9]+", re.IGNORECASE | re.ASCII)
 _WORD = re.compile(r"[^\W_]+")
 
-_TABLES = """
-    CREATE VIRTUAL TABLE parts USING fts5(part);
-    CREATE VIRTUAL TABLE keywords USING fts5(keyword);
+_TABLES = f"""
+    CREATE VIRTUAL TABLE parts USING fts5(part, {TOKENIZER});
+    CREATE VIRTUAL TABLE keywords USING fts5(keyword, {TOKENIZER});
     CREATE VIRTUAL TABLE part_terms USING fts5vocab(parts, row);
     CREATE VIRTUAL TABLE keyword_terms USING fts5vocab(keywords, instance);"""
 # A phrase occurs at most as often as the rarest of its words.
@@ -45,8 +45,7 @@ def quoted(keyword: str) -> str:
 
 def short_text(keywords: Sequence[str]) -> int:
     """Return a length in characters up to which no text has too many matches of the keywords: a match is as long as the
-    keyword's longest word, and one more character separates it from the next. No word of a text matches two different
-    ones."""
+    keyword's longest word, and a character separates it from the next. No word of a text matches two keywords."""
     longest = Counter(map(_longest_word, keywords))
     return int(_MOST_MATCHES / max(number / (1 + (len(word) or 1)) for word, number in longest.items()))
 

@@ -101,7 +101,7 @@ def _read(place: Place, max_trajectories: int) -> tuple[Kept, list[Record], list
 
 
 def _several(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return " to ".join(dict.fromkeys([names[0], names[-1]]))
 
 
 _CHUNK_BYTES = 400_000  # trajectory JSON that the page unpacks at a time
@@ -158,8 +158,8 @@ def document(title: str, config: Record, data: str = "", rest: str = "", *, conn
 
 def _source(name: str) -> str:
     """A source file without indentation, blank lines, lines of comments, and spaces around some signs of scripts."""
-    text = re.sub(r" (=>|===|&&|\|\||\?) ", r"\1", (files("emailrl.page") / name).read_text(encoding="utf-8"))
-    lines = map(str.strip, text.splitlines())
+    text = (files("emailrl.page") / name).read_text(encoding="utf-8")
+    lines = map(str.strip, re.sub(r" ([=!]?==?|=>|[<>]=?|\+=|&&|\|\||\?\??) ", r"\1", text).splitlines())
     return "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
 
 

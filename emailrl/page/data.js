@@ -19,9 +19,11 @@ async function unpack(name) {
   return new Response(stream).json();
 }
 
+const STOPPED = "emailrl view has stopped; start it again, and open its new address";
+
 // Every request carries the token of the page's own address, and of a folder the run.
 async function ask(path) {
-  const response = await fetch(`${path}${path.includes("?") ? "&" : "?"}${location.search.slice(1)}`);
+  const response = await fetch(`${path}${path.includes("?") ? "&" : "?"}${location.search.slice(1)}`).catch(() => { throw new Error(STOPPED); });
   if (!response.ok) throw new Error(`The server answered ${response.status} to ${path}.`);
   return response.json();
 }
@@ -61,7 +63,7 @@ async function refresh(tell = () => {}) {
   while (same < before.length && same < run.files.length && sameFile(before[same], run.files[same])) same += 1;
   const isSame = data.run && same === run.files.length && same === before.length && extent(run) === extent(data.run);
   if (isSame && data.rows.length === run.total) {
-    data.run.status = run.status;
+    Object.assign(data.run, { status: run.status, live: run.live });
     return false;
   }
   const kept = before.slice(0, same).reduce((sum, file) => sum + file.count, 0);
@@ -77,7 +79,7 @@ async function refresh(tell = () => {}) {
   return true;
 }
 
-const extent = (run) => [run, ...(run.runs ?? [])].map((each) => [each.steps.length, each.evaluations.length, each.status?.state, each.pair?.after.trajectories, isWaiting(each) && each.status.done]).join();
+const extent = (run) => [run, ...(run.runs ?? [])].map((each) => [each.steps.length, each.evaluations.length, each.results?.length, each.status?.state, each.pair?.after.trajectories, isWaiting(each) && each.status.done]).join();
 const sameFile = (one, other) => one.name === other.name && one.count === other.count && one.bytes === other.bytes;
 
 const details = new Map();

@@ -144,7 +144,7 @@ function redraw() {
 const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
-const REASONS = { interrupted: "by Ctrl-C or SIGTERM; continue with --resume latest", killed: "without a last word" };
+const REASONS = { interrupted: "by Ctrl-C or SIGTERM; continue with --resume latest", killed: "its process is gone; continue with --resume latest" };
 const reasonOf = ({ state, reason }) => REASONS[state] ?? (reason ? plain(reason) : null);
 
 // Whether a run has written nothing for so many seconds, and so many times its longest step.
@@ -155,9 +155,13 @@ function progress(run = data.run) {
   const { status, runs } = run;
   if (runs) {
     const states = groupedBy(runs.map(stateOf).filter(Boolean), (state) => state);
-    return { brief: "", full: [...states].map(([state, those]) => `${those.length} ${state}`).join(", ") || "live", kind: states.has("running") || !states.size ? "" : "done" };
+    return { brief: "", full: [...states].map(([state, those]) => `${those.length} ${state}`).join(", ") || "live", kind: states.has("running") || !states.size ? "" : [...states.keys()].join() === "finished" ? "done" : "warn" };
   }
-  if (!status) return { brief: "", full: "live", kind: "" };
+  if (!status && run.live) return { brief: "", full: "live", kind: "" };
+  if (!status) {
+    const full = !run.results.length ? "Ended" : run.results.every((each) => each.complete) ? "Finished" : "Incomplete";
+    return { brief: run.results.length ? full.toLowerCase() : "", full, kind: full === "Incomplete" ? "warn" : "done" };
+  }
   const [, doing, when, step = status.step] = /^(.+) (of|after) step (\d+)$/.exec(plain(status.phase ?? "")) ?? [];
   const at = `step ${step}${status.steps ? ` of ${status.steps}` : ""}`;
   if (status.state !== "running") {
@@ -177,6 +181,8 @@ function stateOf(run) {
   return state ?? (brief || null);
 }
 
+const nameTab = (state) => { document.title = [state, plain(title()), "emailrl"].filter(Boolean).join(" · "); };
+
 function showProgress(instead = null) {
   const live = document.getElementById("live");
   const { brief: few, full, kind } = instead ?? progress();
@@ -185,7 +191,7 @@ function showProgress(instead = null) {
   const { steps, step, state: now } = data.run.status ?? {};
   document.getElementById("bar").style.width = `${now === "finished" ? 100 : steps ? (100 * step) / steps : 0}%`;
   document.getElementById("title").replaceWith(brand());
-  document.title = [few, plain(title()), "emailrl"].filter(Boolean).join(" · ");
+  nameTab(few);
 }
 
 // A live run: redraws what is new and keeps the reader's position. Without a server, all that was read stays.
@@ -194,8 +200,8 @@ async function poll() {
     const isNew = await refresh((full) => showProgress({ brief: "", full, kind: "" }));
     showProgress();
     if (isNew) redraw();
-  } catch {
-    showProgress({ brief: "not connected", full: "Not connected: emailrl view has stopped", kind: "bad" });
+  } catch (error) {
+    showProgress({ brief: "not connected", full: `Not connected: ${error.message}`, kind: "bad" });
   }
   setTimeout(poll, POLL_MILLISECONDS);
 }
@@ -204,6 +210,7 @@ async function start() {
   await load();
   readState();
   drawTop();
+  nameTab("");
   addEventListener("popstate", () => { readState(); render(); });
   addEventListener("keydown", onKey);
   document.addEventListener("click", (event) => {

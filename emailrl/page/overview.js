@@ -5,8 +5,9 @@ function overview() {
   linked.length = 0;
   if (run.kind === "runs") return runsOverview();
   const parts = [heading(), isWaiting(run) ? firstEvaluation() : hero(), leftOut()];
-  const charts = curves();
+  const [charts, machines] = [curves(), machine()];
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div.charts", {}, charts), stepTable()));
+  if (machines.length) parts.push(section("Machine", null, el("div.charts", {}, machines)));
   if (run.results.length > (run.pair ? 2 : 1)) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
   parts.push(failures(), changes(), rewardOverview());
   return el("div.overview", {}, parts);
@@ -54,6 +55,8 @@ const difference = ({ difference: by, difference_low: low, difference_high: high
 
 const betterOn = (pair) => `better on ${pair.better_second}, worse on ${pair.better_first}`;
 
+// An evaluation that was chosen as the highest of several tells too much of the model that it chose.
+const highestOf = ({ length }) => (length > 1 ? `the highest of ${length} evaluations, so too high on average` : "the only evaluation");
 const bestOf = (evaluations) => evaluations.reduce((one, other) => (other.accuracy > one.accuracy ? other : one));
 
 // What the page is shown around for: an accuracy before and after, and what is known about that claim.
@@ -74,8 +77,8 @@ function headline() {
     const [first, last] = [run.evaluations[0], run.evaluations.at(-1)];
     const asked = plural(best.num_questions, "validation question");
     const [shown, name, note] = run.status?.state === "running"
-      ? [last, `Validation accuracy at step ${last.step}`, last === best ? `the best so far, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, the highest of ${run.evaluations.length}, so too high on average`]
-      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; the highest of ${plural(run.evaluations.length, "evaluation")}, so too high on average`];
+      ? [last, `Validation accuracy at step ${last.step}`, last === best ? `the ${first === best ? "first" : "best so far"}, on ${asked} that select the model` : `the best so far is ${percent(best.accuracy)} at step ${best.step}: on ${asked}, ${highestOf(run.evaluations)}`]
+      : [best, `Validation accuracy that selected the model, at step ${best.step}`, `${asked}; ${highestOf(run.evaluations)}`];
     return { name, before: first === shown ? null : first, after: shown, notes: [note] };
   }
   const judged = data.rows.filter((row) => row.verdict !== "not judged");
@@ -129,11 +132,16 @@ function heroFacts() {
   const facts = [];
   const add = (name, value, note) => facts.push(el("div.tile", {}, el("dt", { text: name }), el("dd", {}, el("span.value", { text: value }), note ? outside(note, "span.under", {}) : null)));
   const { evaluations, steps, confirmed, pair, status } = run;
-  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "stands here once a benchmark of this run's weights has ended, in or beside its folder: emailrl benchmark, or the end of quickstart");
+  if (evaluations.length && !pair && status?.state !== "running") add("Test accuracy", "–", "not measured yet: emailrl benchmark, or the end of quickstart, adds it");
   if (confirmed && pair) add("Confirmed", percent(confirmed.accuracy), `${plural(confirmed.num_questions, "validation question")} that did not select the model, ${interval(confirmed)}`);
   if (evaluations.length && (pair || confirmed)) {
     const best = bestOf(evaluations);
-    add("Selected the model", percent(best.accuracy), best.step ? `step ${best.step}: the highest of ${plural(evaluations.length, "evaluation")}, so too high on average` : "step 0: no later evaluation was better, so it is untrained");
+    add("Selected the model", percent(best.accuracy), best.step ? `step ${best.step}: ${highestOf(evaluations)}` : `step 0, untrained: ${evaluations.length > 1 ? "no later evaluation was better" : highestOf(evaluations)}`);
+  }
+  const now = status?.state === "running" && steps.at(-1);
+  if (now && Number.isFinite(now.reward_mean)) {
+    add("Training accuracy", percent(now.accuracy), `step ${now.step}, on questions that it trains on`);
+    add("Training reward", number(now.reward_mean), `step ${now.step}, mean`);
   }
   if (evaluations.length > 1) add("Evaluation reward", `${number(evaluations[0].reward)} → ${number(evaluations.at(-1).reward)}`, "mean, first to last");
   else if (pair && !evaluations.length) {
@@ -153,9 +161,9 @@ function heroFacts() {
   const timed = steps.filter((step) => step.seconds?.total);
   if (timed.length) {
     const total = sum(timed.map((step) => step.seconds.total));
-    const working = total - sum(timed.map((step) => step.seconds.evaluation || 0));
-    add("Time", duration(total), plural(timed.length, "step") + (total - working > 1 ? `, of which evaluations took ${duration(total - working)}` : "") + (evaluations[0]?.step === 0 ? "; the evaluation at step 0 not counted" : ""));
-    const speed = sum(timed.map((step) => step.total_tokens || 0)) / working;
+    const worked = sum(timed.map(working));
+    add("Time", duration(total), plural(timed.length, "step") + (total - worked > 1 ? `, of which evaluations took ${duration(total - worked)}` : "") + (evaluations[0]?.step === 0 ? "; the evaluation at step 0 not counted" : ""));
+    const speed = sum(timed.map((step) => step.total_tokens || 0)) / worked;
     if (speed) add("Tokens a second", number(speed, 0), "trained on, evaluations aside");
   }
   if (status && status.state !== "running") add("Ended", STATES[status.state] ?? plain(status.state), reasonOf(status));
@@ -208,15 +216,31 @@ function curves() {
     lineChart("Trainable share of tokens", [stepLine("share", "trainable_share")], { show: percent, zero: true }),
     lineChart("Turns per trajectory", [{ name: "validation", kind: "dots", points: evaluations.map((each) => ({ x: each.step, y: each.num_turns })) }, stepLine("training", "num_turns")], { show: (value) => value.toFixed(2), zero: true }),
     lineChart("Tokens per trajectory", [lengths("tokens", (row) => row.tokens), lengths("sampled", (row) => row.trained)], { show: (value) => number(value, 1), zero: true, note: "Of the trajectories in this page." }),
-    stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: without(step.seconds, "total") })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
     stackChart("Dropped, by reason", steps.filter((step) => step.dropped).map((step) => ({ x: step.step, parts: renamed(step.dropped) })), { show: (value) => number(value, 1) }),
-    lineChart("Tokens a second", [{ name: "tokens", points: timed(steps, (step) => step.total_tokens / (step.seconds.total - (step.seconds.evaluation || 0))) }], { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
-    lineChart("Rollouts a second", [{ name: "rollouts", points: timed(steps, (step) => step.num_trajectories / step.seconds.rollout) }], { zero: true }),
-    lineChart("GPU memory, GiB", [stepLine("peak", "peak_memory_gib")], { zero: true, note: "Peak of the update." }),
     lineChart("Gradient norm", [stepLine("norm", "grad_norm")], { zero: true }),
     lineChart("Sampler gap, largest", [stepLine("gap", "sampler_gap_max")], { zero: true, note: "|log-probability in training − at sampling|" }),
   ];
   return charts.filter(Boolean);
+}
+
+// Rollouts that run beside the updates take the whole step; the trainer's wait for them is then its "rollout" phase.
+const WAITS = ["trainer_wait", "sampler_wait"];
+const BESIDE = ["total", "handover", "adapter_load", ...WAITS];
+const working = ({ seconds }) => seconds.total - (seconds.evaluation || 0);
+const playing = (step) => (WAITS[0] in step.seconds ? working(step) : step.seconds.rollout);
+
+function machine() {
+  const { steps } = data.run;
+  const line = (name, of) => [{ name, points: timed(steps, of) }];
+  return [
+    stackChart("Seconds by phase", steps.filter((step) => step.seconds).map((step) => ({ x: step.step, parts: Object.fromEntries(Object.entries(step.seconds).filter(([name]) => !BESIDE.includes(name))) })), { show: (value) => `${number(value, 1)} s`, least: 0.05 }),
+    lineChart("Tokens a second", line("tokens", (step) => step.total_tokens / working(step)), { zero: true, show: (value) => number(value, 0), note: "Trained on, per second of rollouts and update." }),
+    lineChart("Rollouts a second", line("rollouts", (step) => step.num_trajectories / playing(step)), { zero: true }),
+    lineChart("Rollouts in flight", line("rollouts", (step) => ((step.num_trajectories - step.exceptions) * step.duration) / playing(step)), { zero: true, show: (value) => number(value, 1), note: "Mean while rollouts run." }),
+    lineChart("Waiting, seconds", WAITS.map((name) => line(IN_WORDS[name], ({ seconds }) => seconds[name])[0]), { zero: true }),
+    lineChart("GPU memory, GiB", [stepLine("peak of the update", "peak_memory_gib"), stepLine("all processes, after it", "gpu_memory_gib")], { zero: true, show: (value) => number(value, 1) }),
+    lineChart("Servers in use", [stepLine("servers", "servers_up")], { zero: true, show: (value) => number(value, 0) }),
+  ].filter(Boolean);
 }
 
 const timed = (steps, of) => steps.filter((step) => step.seconds?.total && Number.isFinite(of(step))).map((step) => ({ x: step.step, y: of(step) }));
@@ -226,9 +250,8 @@ function lengths(name, valueOf) {
   return { name, points: [...steps].map(([x, rows]) => ({ x, y: mean(rows.map(valueOf)) })).sort((one, other) => one.x - other.x) };
 }
 
-const without = (parts, name) => Object.fromEntries(Object.entries(parts).filter(([each]) => each !== name));
 const renamed = (parts) => Object.fromEntries(Object.entries(parts).map(([name, value]) => [IN_WORDS[name] ?? name.replaceAll("_", " "), value]));
-const IN_WORDS = { groups_unscored: "groups without a verdict or reward", groups_low_std: "groups with nearly equal rewards", groups_below_range: "groups too hard", groups_above_range: "groups too easy", trajectories_exception: "trajectories failed", trajectories_truncated: "trajectories cut off", samples_nothing_trainable: "samples without trainable tokens" };
+const IN_WORDS = { groups_unscored: "groups without a verdict or reward", groups_low_std: "groups with nearly equal rewards", groups_below_range: "groups too hard", groups_above_range: "groups too easy", trajectories_exception: "trajectories failed", trajectories_truncated: "trajectories cut off", samples_nothing_trainable: "samples without trainable tokens", trainer_wait: "trainer, for rollouts", sampler_wait: "samplers, for the trainer" };
 
 const STEP_COLUMNS = [
   ["reward_mean", "reward", number], ["accuracy", "accuracy", percent], ["loss", "loss", number], ["kl", "KL", number], ["entropy", "entropy", number],

@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(step|eval|confirm)-(\d+)\.jsonl")
 _SHARED = re.compile(r"\bNote: (.+: not a test on unseen mailboxes)$", re.M)
 _TOLD, _RULE = re.compile(r"(?: INFO | \| )(\w[\w ]+): (.+?)(?= \| |$)", re.M), "=" * 60
 _SILENT_SECONDS = 10  # after which a lock that nobody holds means that the run is gone
-_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name", "adapters")  # not methods
+_PLACES = ("output_dir", "adapter", "tensorboard_dir", "export_dir", "wandb_name", "adapters", "resume")  # no methods
 _ORDER = {"step": 0, "eval": 1, "confirm": 2}
 
 
@@ -54,7 +54,8 @@ def newest_in(output_dir: Path) -> Path:
     """Return the newest trajectory file of the default output folders; ``UsageError`` if there is none."""
     if (newest := newest_file(output_roots(output_dir))) is None:
         problem = f"No run, benchmark or rollout with trajectories under {output_dir.parent}."
-        raise UsageError(problem, "Make one (emailrl train, benchmark or rollout), or name one.")
+        near = "".join(f", like {each}" for each in sorted(Path().glob("*/outputs"))[-1:])
+        raise UsageError(problem, f"Make one (emailrl quickstart, train, benchmark or rollout), or name one{near}.")
     return newest
 
 
@@ -78,8 +79,7 @@ def newest_file(roots: Sequence[Path]) -> Path | None:
         return not file.name.startswith("confirm-"), modified, file.name
 
     named = (Path(at, name) for at, _, names in chain.from_iterable(map(os.walk, roots)) for name in names)
-    files = [*roots, *(file for file in named if file.suffix == ".jsonl")]
-    files = [file for file in files if file.is_file()]
+    files = filter(Path.is_file, [*roots, *(file for file in named if file.suffix == ".jsonl")])
     return next(filter(_holds_trajectories, sorted(files, key=age, reverse=True)), None)
 
 
@@ -179,6 +179,11 @@ class Place:
             return self.root
         parent = self.root.absolute().parent  # a file named from its own folder has a parent too
         return parent.parent if parent.name == "trajectories" else parent
+
+    @property
+    def conditions(self) -> list[Path]:
+        """Where the conditions of a benchmark or rollout may lie; it holds them locked while it plays."""
+        return [self.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in self.files[:1])]
 
     @property
     def name(self) -> str:
@@ -284,6 +289,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "confirmed": read_object(folder / CONFIRMED) or None,
         "pair": pair and pair.record(),
         "status": _status(folder),
+        "live": any(map(is_locked, place.conditions)),
         "files": files,
         "total": sum(each["count"] for each in files),
         "left_out": [*not_files, *bad_steps, *bad_evaluations],
@@ -295,8 +301,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
 def _conditions(place: Place) -> Record:
     """The settings of a benchmark or rollout: its conditions, in groups. Those in which two benchmarks differ come
     first, each with both values."""
-    beside = [place.folder / "conditions.json", *(file.with_suffix(".conditions.json") for file in place.files[:1])]
-    both = [next(filter(None, map(read_object, beside)), {})]
+    both = [next(filter(None, map(read_object, place.conditions)), {})]
     if place.pair and place.pair.before:
         both.insert(0, read_object(Path(place.pair.before["trajectories"]).parent.parent / "conditions.json"))
     flat = [*map(_flat, both)]
@@ -325,9 +330,9 @@ def runs_record(runs: Sequence[Path]) -> Record:
         given = {name: value for name, value in _flat(record["settings"]).items() if name not in _PLACES}
         flat.append({name: Path(each).name if str(each)[:1] == "/" else each for name, each in given.items()})
     differing = _differing(flat)
+    kept = ("title", "status", "live", "steps", "evaluations", "results", "confirmed", "pair")
     shown = [
-        {name: record[name] for name in ("title", "status", "steps", "evaluations", "confirmed", "pair")}
-        | {"given": {name: given.get(name) for name in differing}}
+        {name: record[name] for name in kept} | {"given": {name: given.get(name) for name in differing}}
         for record, given in zip(records, flat, strict=True)
     ]
     nothing: Record = {"steps": [], "evaluations": [], "files": [], "total": 0, "notes": [], "redacted": False}

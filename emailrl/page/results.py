@@ -51,10 +51,8 @@ def benchmark_record(file: Path) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one if there is none."""
-    if not path.is_file():  # reading a pipe would block
-        return {}
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes()) if path.is_file() else {}  # reading a pipe would block
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

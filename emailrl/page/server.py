@@ -76,8 +76,6 @@ class Served:
             for file, count in self._shown:
                 found += getattr(file, what)(max(start, 0), min(stop, count))
                 start, stop = start - count, stop - count
-                if stop <= 0:
-                    break
             return found
 
     def trajectory(self, name: str, offset: int) -> Record | None:
@@ -139,7 +137,6 @@ ADDRESS = "127.0.0.1"
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
 """The Content-Security-Policy of every response except the page itself."""
 _ONCE = ("Host", "Origin", "Sec-Fetch-Site")  # Headers that identify the client; duplicates would be ambiguous.
-
 
 _LOST = "Open the whole address that emailrl view printed, with its token; if it is lost, start emailrl view again."
 _REFUSAL = """<!doctype html>

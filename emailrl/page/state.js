@@ -51,6 +51,7 @@ function selected(but = []) {
 
 const ORDERS = {
   order: null,
+  "newest first": (one, other) => data.index.get(keyOf(other)) - data.index.get(keyOf(one)),
   "reward, low first": (one, other) => one.reward - other.reward,
   "reward, high first": (one, other) => other.reward - one.reward,
   "tokens, most first": (one, other) => other.tokens - one.tokens,

@@ -152,8 +152,9 @@ class StoreSettings(Section):
     dedupe: bool | None = None
     """Skip emails with the same subject, body and sender as an earlier one. The default depends on the source, as for
     MAX_BODY_CHARS: on for research corpora, off for personal mail."""
-    max_message_bytes: Positive = 100 * 1024 * 1024
-    """gen-db skips larger messages without parsing them."""
+    max_message_bytes: Positive = 50 * 1024 * 1024
+    """gen-db skips larger messages, and rows (JSONL, CSV, Parquet) larger than a quarter of that, without parsing
+    them."""
     attachment_text: bool = False
     """gen-db adds the text of attached files (text, HTML, CSV, calendar, Word, PDF) to bodies; needs the extra
     `attachments`."""

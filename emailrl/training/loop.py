@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from emailrl.engines.vllm.servers import VllmServers
 from emailrl.ranks import joined
 from emailrl.runs.log import Clock, Display, Say, pace, silent
 from emailrl.settings import Settings
@@ -104,6 +105,7 @@ def loop(run: TrainingRun) -> str:
             metrics |= {"accuracy_moving": state.moving_accuracy, "accuracy_best": state.best_accuracy}
             metrics |= {f"eval_{name}": value for name, value in (evaluation.metrics() if evaluation else {}).items()}
             metrics |= {
+                "servers_up": len(run.engine.alive) if isinstance(run.engine, VllmServers) else None,
                 "dropped": collected.dropped() | counts,
                 "seconds": clock.seconds() | (run.ahead.seconds if run.ahead else {}),
             }

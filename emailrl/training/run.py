@@ -152,9 +152,8 @@ class TrainingRun(Run[RunState]):
         """Play the questions with the engine's current weights, then put the engine to sleep."""
         num_samples, display = self.settings.evaluation.eval_samples, self.tracker.display
         self.tracker.say(f"Evaluating on {counted(len(questions), 'question')} ...")
-        display.phase(
-            f"{'evaluation' if label == 'val' else 'final check'} after step {step}", len(questions) * num_samples
-        )
+        phase = "evaluation" if label == "val" else "final check"
+        display.phase(f"{phase} after step {step}", len(questions) * num_samples)
         seed, temperature = self.settings.training.seed, self.settings.agent.eval_temperature
         how = {"seed": seed, "temperature": temperature, "split_label": label, "progress": display.played}
         groups = self.evaluator.collect(questions, num_samples, step=step, **how)  # type: ignore[arg-type]
@@ -204,9 +203,8 @@ class TrainingRun(Run[RunState]):
         if step and step % self.settings.output.save_steps == 0:
             self.save("checkpoint")
         for alarm in alarms:
-            self.tracker.say(
-                f"Warning at step {step}: {alarm.warning} {report.way_back(self.directory, alarm.good_step)}"
-            )
+            way_back = report.way_back(self.directory, alarm.good_step)
+            self.tracker.say(f"Warning at step {step}: {alarm.warning} {way_back}")
         if alarms and self.settings.evaluation.on_collapse == "stop" and self.stop_reason() is None:
             # Another checkpoint-N would evict the oldest, which may be the one to return to.
             self.save("final")

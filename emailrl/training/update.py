@@ -191,7 +191,9 @@ class Updater:
             self.kl.update(metrics["kl"], share.num_trajectories)
         metrics |= {"updates_skipped": len(skipped), "micro_batches_halved": halved}
         for gpu in gpus:
+            free, whole = torch.cuda.mem_get_info(gpu)
             metrics["peak_memory_gib"] = torch.cuda.max_memory_allocated(gpu) / 2**30
+            metrics["gpu_memory_gib"] = (whole - free) / 2**30
         computed = sum(batch.num_tokens for batches in rounds for batch in batches)
         placed = {share.places[i]: columns.cpu() for i, columns in tokens.items()}
         counts, placed_by, skipped_by = zip(*self.across.gather((computed, placed, skipped)), strict=True)

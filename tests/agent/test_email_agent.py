@@ -55,11 +55,13 @@ def test_it_answers_with_sources(play: Play) -> None:
     agent = play(
         call("search_emails", '{"keywords": ["lease"]}'),
         call("read_email", '{"message_id": "<m0@x>"}'),
-        call("return_final_answer", '{"answer": "31 May 2002", "sources": ["<m0@x>"]}'),
+        call("return_final_answer", '{"answer": "31 May 2002", "sources": ["m0@x", "<m0@x>", "<none@x>", "\\ud800"]}'),
         max_turns=3,
     )
     answer = agent.answer("When does the lease end?", inbox="Ann@Example.com")
-    assert (answer.answer, answer.sources, answer.stop_reason) == ("31 May 2002", ["<m0@x>"], StopReason.ANSWERED)
+    assert (answer.answer, answer.stop_reason) == ("31 May 2002", StopReason.ANSWERED)
+    assert answer.sources == ["<m0@x>", "<none@x>", "\ud800"]
+    assert [email.message_id for email in answer.emails] == ["<m0@x>"]
     assert str(answer) == "31 May 2002"
     assert str(play(call("search_emails", '{"keywords": ["lease"]}'), max_turns=1).answer("?", ANN)).startswith(
         "no answer ("

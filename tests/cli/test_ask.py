@@ -146,12 +146,12 @@ def test_not_knowing_is_an_answer_and_no_answer_says_why(emailrl, server, db: Pa
     monkeypatch.setenv("MAX_TURNS", "2")
     server.reply = scripted(SEARCH, SEARCH)
     code, out, err = emailrl("ask", "Who am I?", "--db", db)
-    assert (code, out) == (0, f"I don't know.\n{search}\n{search}\n")
+    assert (code, out) == (1, f"I don't know.\n{search}\n{search}\n")
     last = err.splitlines()[-1]
     assert last.startswith("The model gave no answer within 2 turns.") and last.endswith("raise MAX_TURNS.")
     server.reply = scripted(("search_emails", '{"keywords": "lease"}'))
     code, out, err = emailrl("ask", "Who am I?", "--db", db, "--json")
-    assert code == 0 and json.loads(out)["answer"] is None and json.loads(out)["stop_reason"] == "bad_tool_call_args"
+    assert code == 1 and json.loads(out)["answer"] is None and json.loads(out)["stop_reason"] == "bad_tool_call_args"
     assert "refused search_emails: search_emails: 'keywords' must be a list of strings." in err
 
 
@@ -203,8 +203,15 @@ def test_a_failure_ends_one_question_of_a_session(emailrl, server, db: Path, mon
     server.reply = lambda body: (bad if body["messages"][1]["content"] == "one" else good)(body)
     typed(monkeypatch, "one\ntwo\n")
     code, out, err = emailrl("ask", "--db", db)
-    assert code == 0 and "error: The rollout failed: " in err and "too busy" in err
+    assert code == 1 and "error: The rollout failed: " in err and "too busy" in err
     assert out.startswith("Question: one\n\nQuestion: two\nOn 31 May 2002.")
+    server.reply = scripted(("search_emails", '{"keywords": "lease"}'))
+    typed(monkeypatch, "three\n")
+    code, _, err = emailrl("ask", "--db", db)
+    assert code == 1 and err.splitlines()[-1].startswith("The model's tool call")
+    server.reply = scripted(UNKNOWN)
+    typed(monkeypatch, "four\n")
+    assert emailrl("ask", "--db", db)[0] == 0
 
 
 def test_on_a_terminal_ctrl_c_ends_the_question_and_ctrl_d_the_session(server, db: Path) -> None:
@@ -241,14 +248,14 @@ def test_the_newest_best_checkpoint_answers_unless_another_model_is_named(
     make_model(tmp_path / "model")
     (tmp_path / "emailrl.toml").write_text('db = "mail.db"\nmax_tokens = 6\nmax_turns = 1\n')
     code, _, err = emailrl("ask", "When?", "--model", "model")
-    assert code == 0 and "model: model\n" in err
+    assert code == 1 and "model: model\n" in err, "an untrained model answers nothing"
     with monkeypatch.context() as patch:
         patch.setenv("MODEL_NAME", "model")
         assert f"Mailbox: {ANN}; model: model (MODEL_NAME)\n" in emailrl("ask", "When?")[2]
     best = make_checkpoint(tmp_path / "outputs" / "grpo_masked" / "best_model", tmp_path / "model")
     for arguments in ((), ("--checkpoint", "best"), ("--checkpoint", best.path)):
         code, _, err = emailrl("ask", "When?", *arguments)
-        assert code == 0 and f"best_model on {tmp_path / 'model'}" in err
+        assert code == 1 and f"best_model on {tmp_path / 'model'}" in err
         assert ("the newest best checkpoint" in err) == (not arguments)
 
 
@@ -260,8 +267,8 @@ def test_a_run_of_nano_answers_in_the_demo_mailbox_only(emailrl, tmp_path: Path,
     demo = write_demo(tmp_path / "demo.db", settings=StoreSettings(), seed=3).db
     inbox = next(read_jsonl(questions_file(demo))).inbox_address
     toy = make_checkpoint(tmp_path / "outputs" / "grpo_masked-2" / "best_model", Path("nano")).path
-    code, _, err = emailrl("ask", "When?", "--db", demo, "--inbox", inbox)
-    assert code == 0 and f"model: {toy.relative_to(tmp_path)} on nano (" in err
+    err = emailrl("ask", "When?", "--db", demo, "--inbox", inbox)[2]
+    assert f"model: {toy.relative_to(tmp_path)} on nano (" in err
     err = emailrl("ask", "When?", "--db", db)[2]
     assert "model: smol " in err and f"{toy.parent.name}/best_model is" in err
     make_model(tmp_path / "model")

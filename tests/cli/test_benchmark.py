@@ -108,7 +108,8 @@ def test_a_checkpoint_trained_otherwise_is_named_and_runs_no_code_of_its_own(ema
     ):  # fmt: skip
         code, _, error = emailrl(*command)
         told = f"Note: {names[0]} was trained with --environment theirs.py:Oracle{ending}"
-        assert code == 0 and error.splitlines().count(told) == 1
+        assert code == (command[0] == "ask"), "untrained weights give no answer"
+        assert error.splitlines().count(told) == 1
         error = emailrl(*command, "--checkpoint", "outputs/grpo_masked/best_model")[2]
         assert "was trained with" not in error
     error = emailrl("benchmark", *one, "--checkpoint", names[0], "--checkpoint", names[1])[2]

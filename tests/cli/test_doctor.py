@@ -127,7 +127,7 @@ def test_each_package_is_counted_once_and_developers_extras_are_not(
     monkeypatch.setattr(metadata, "requires", lambda _: ["rich", *wanted])
     monkeypatch.setattr(metadata, "metadata", lambda _: about)
     shown = {check.name: check.found for check in examine_packages()}
-    assert shown == {"packages": "2 in versions that emailrl takes", "extras": "not installed: mcp"}
+    assert shown == {"packages": "2 in supported versions", "extras": "not installed: mcp"}
     areas = [area for area, _ in groupby(examine(), key=lambda check: check.area)]
     assert len(areas) == len(set(areas))
 

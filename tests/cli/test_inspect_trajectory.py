@@ -171,6 +171,9 @@ def test_an_index_and_a_folder_and_nothing_to_show(emailrl, run_dir: Path, tmp_p
     shutil.rmtree(run_dir)
     code, out, error = emailrl("inspect-trajectory")
     assert (code, out) == (2, "") and "error: No run, benchmark or rollout with trajectories under outputs." in error
+    assert "or name one." in error
+    (tmp_path / "quickstart" / "outputs").mkdir(parents=True)
+    assert "or name one, like quickstart/outputs." in emailrl("view")[2]
     (tmp_path / "none.jsonl").write_text('{"group_id": "g", "scenario": {')
     code, out, error = emailrl("inspect-trajectory", "none.jsonl")
     assert (code, out) == (2, "") and "holds no complete trajectory yet" in error

@@ -46,7 +46,9 @@ def drawn(live: LiveRun, width: int = 80) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_on_a_terminal_the_display_stays_below_the_lines(trajectory: Trajectory, tmp_path: Path) -> None:
+def test_on_a_terminal_the_display_stays_below_the_lines(
+    trajectory: Trajectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system=None)
     with play(console, trajectory, tmp_path) as live:
@@ -61,6 +63,7 @@ def test_on_a_terminal_the_display_stays_below_the_lines(trajectory: Trajectory,
     assert "10.0 s: rollout 75%, update 25%" in lines[5] and lines[5].endswith("2.0 rollouts/s, 500 tok/s")
     assert max(map(len, lines)) <= 80
     assert not any(line.startswith("Now") for line in drawn(live))  # it has ended
+    assert f" view {tmp_path} # live" in capsys.readouterr().err  # the same in a browser
 
 
 def test_a_step_takes_one_line_of_a_narrow_terminal_and_all_of_a_wide_one(

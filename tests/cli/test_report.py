@@ -50,7 +50,7 @@ def test_numbers_alone_or_else_the_newest_benchmark_are_reported(
     code, said, _ = emailrl("report", "numbers")
     assert code == 0 and "0 trajectories" in said and "numbers only" in said
     code, _, error = emailrl("report")
-    assert code == 2 and "Make one (emailrl train, benchmark or rollout)" in error
+    assert code == 2 and "Make one (emailrl quickstart, train, benchmark or rollout)" in error
     folder = tmp_path / "outputs" / "benchmarks" / "20260101-000000"
     write_trajectories(folder / "trajectories" / "nano.jsonl", [trajectory])
     code, out, said = emailrl("report")

@@ -105,7 +105,8 @@ def test_an_untrained_best_model_is_named_as_such(emailrl, tmp_path: Path, monke
     emailrl("quickstart", "--out", "my demo", "--no-open")
     assert code == 0 and ("The best model is the untrained one" in out) is (best_step == 0)
     assert "Test accuracy" in out and "Finished in 1.0 minutes." in out and "Next: " not in out
-    assert said.startswith("Next: cd 'my demo' && ") and said.endswith("emailrl inspect-trajectory --verbose\n")
+    view, inspect = said.splitlines()  # the page is found again, then the folder
+    assert view.endswith(f" view {tmp_path.parent} # serves the page") and inspect.startswith("Next: cd 'my demo' && ")
     _, out, said = emailrl("quickstart", "--out", "my demo", "--json")
     assert json.loads(out)["best_step"] == best_step and "Test accuracy" in said
     assert opened == [(tmp_path / "page.html").as_uri()]

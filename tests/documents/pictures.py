@@ -116,7 +116,7 @@ def told(lines: list[str]) -> list[str]:
     begins = next(at for at, line in enumerate(plain) if line.startswith("Starting training"))
     state = next(at for at, line in enumerate(plain) if re.match(r"Step \d+/\d+ +━", line))
     ends = next(at for at, line in enumerate(plain) if line == "Test accuracy")
-    last = next(at for at, line in enumerate(plain) if line.startswith("Next: "))
+    last = max(at for at, line in enumerate(plain) if line.startswith("Next: "))
     left = (f"\x1b[2m⋮ {count} lines\x1b[0m" for count in (state - begins - 4, ends - state - 5))
     command = "\x1b[1m$ emailrl quickstart\x1b[0m"
     return [command, *lines[: begins + 4], next(left), *lines[state : state + 5], next(left), *lines[ends : last + 1]]

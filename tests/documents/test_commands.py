@@ -92,7 +92,8 @@ def test_the_commands_in_recipes_parse() -> None:
 def test_no_command_hides_outside_a_block_settings_load_and_python_compiles(page: str, tmp_path: Path) -> None:
     hidden = r"^ {4,}(?:[A-Z_]+=\S+ )*(?:emailrl|pip|python|make|docker|vllm) .*"
     assert re.findall(hidden, prose(page), re.MULTILINE) == []
-    known = {"", "bash", "console", "python", "toml", "json", "text"} | ({"sh"} if page == SCALING else set())
+    # "py" is for signatures, which are no programs.
+    known = {"", "bash", "console", "python", "toml", "json", "text", "py"} | ({"sh"} if page == SCALING else set())
     assert {block.language for block in blocks(page)} <= known
     for block in blocks(page):
         if block.language == "toml":

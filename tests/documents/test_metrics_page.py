@@ -76,7 +76,7 @@ def test_files_of_training(home: Path) -> None:
     run = home / "run_masked"
     step = read(run / "metrics.jsonl")
     own = {name for name in step if not name.startswith("eval_")} - {"dropped", "seconds"}
-    elsewhere = {"teacher_kl", "peak_memory_gib"}  # with a teacher, on a GPU
+    elsewhere = {"teacher_kl", "peak_memory_gib", "gpu_memory_gib"}  # with a teacher, on a GPU
     assert own | elsewhere == fields(section("The update", "###")) | fields(section("The rollouts", "###"))
     assert set(step["dropped"]) == fields(section("dropped", "###"))
     assert set(step["seconds"]) == fields(section("seconds", "###").partition("\n## ")[0])

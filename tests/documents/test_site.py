@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from chromium import CHROMIUM, shown
 from documents.commands import OTHERS_VARIABLES, SETTINGS
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
 from documents.pictures import DARK, DARK_STYLE, IMAGES, narrow_svg, quickstart_svg, terminal_svg, with_dark
@@ -90,6 +91,9 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
     for leaf in leaves():
         page, anchor = found[leaf.env_names[0]]
         assert f'id="{anchor}"' in (tmp_path / "site" / page).read_text(encoding="utf-8")
+    if CHROMIUM:  # on a phone, a setting's cells stand under these names
+        named = shown(tmp_path / "site/reference/settings.html", tmp_path / "profile")
+        assert '<td data-name="environment"><code>MAX_STEPS</code></td>' in named
     formulas = (tmp_path / "site/reference/algorithms.html").read_text(encoding="utf-8")
     assert formulas.count("<math") > 30 and "$" not in re.sub("<script.*?</script>", "", formulas, flags=re.DOTALL)
 

@@ -100,6 +100,7 @@ def test_the_next_steps_rollouts_are_played_while_a_step_is_trained(
     ]  # fmt: skip
     assert [step["policy_age_max"] for step in steps] == [0, 1, 1, 1, 1]
     assert [step["policy_age_mean"] for step in steps] == [0, 1, 1, 1, 1]
+    assert [step["servers_up"] for step in steps] == [1] * STEPS
     for step in steps:
         assert {"trainer_wait", "sampler_wait"} <= set(step["seconds"])
         assert 0.5 <= step["correction_mean"] <= 5 and step["correction_min"] <= 1 <= step["correction_max"]

@@ -14,7 +14,7 @@ from runs.run_files import write
 from emailrl.agent.task import prompts
 from emailrl.agent.tools import tool_schemas
 from emailrl.base.errors import UsageError
-from emailrl.cli.quickstart import NUM_TEST_QUESTIONS, SETTINGS, free_folder, quickstart
+from emailrl.cli.quickstart import SETTINGS, free_folder, quickstart
 from emailrl.engines.renderer import ChatRenderer
 from emailrl.mail.demo import demo_questions
 from emailrl.model.resolve import resolve_model
@@ -84,13 +84,14 @@ def test_an_interrupt_says_what_is_kept_and_how_to_go_on(
 def test_a_small_one_leaves_a_page_and_a_folder_for_bare_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fewer = SETTINGS.replace(f"test_set_size = {NUM_TEST_QUESTIONS}", "test_set_size = 4")
+    fewer = SETTINGS.replace("test_set_size = 300", "test_set_size = 4")
     fewer = fewer.replace("eval_dataset_size = 75", "eval_dataset_size = 2").replace("batch_size = 8", "batch_size = 2")
     monkeypatch.setattr("emailrl.cli.quickstart.SETTINGS", fewer)
     assert exit_code(begin(tmp_path, "quickstart", "--max-steps", "1", "--out", "demo", "--json")) == 0
     said, folder = (tmp_path / "output.txt").read_text(), tmp_path / "demo"
     outcome = json.loads(said.splitlines()[-1])
     assert outcome["before"]["num_questions"] == outcome["after"]["num_questions"] == 4 and "cd demo && " in said
+    assert "view demo/outputs # serves the page\n" in said
     assert Path(outcome["page"]) == folder / "quickstart.html" and "redacted" in Path(outcome["page"]).read_text()
     (folder / ".env").write_text("TEST_SET_SIZE=2\nEVAL_DATASET_SIZE=2\n")
     for command in ("gen-db", "train --mode masked", "benchmark --sequential", "inspect-trajectory --verbose"):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from emailrl.settings import load_settings
 
 mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
 
+QUESTION = {"question": "When does the lease end?"}
 CONFIGURATIONS = re.findall(r"```json\n(.+?)```", (DOCS / "guides/clients.md").read_text(), re.DOTALL)
 
 
@@ -65,7 +67,7 @@ def test_an_official_client_searches_reads_and_asks(db: Path, environment: dict[
             none = (await client.call_tool("search_emails", {"keywords": keywords})).structured_content
             assert none["emails"] == [] and ("hint" in none) is has_hint
 
-        answer = (await client.call_tool("ask", {"question": "When does the lease end?"})).structured_content
+        answer = (await client.call_tool("ask", QUESTION)).structured_content
         assert (answer["answer"], answer["sources"][0]) == ("On 31 May 2002.", "<m0@x>")
 
     over_stdio(db, environment, work)
@@ -95,8 +97,23 @@ def test_a_replaced_database_is_served_as_it_is_now(db: Path, environment: dict[
             build_database([mail], db, overwrite=True)
             read = await client.call_tool("read_email", {"message_id": "<m@x>"})
             assert read.structured_content["subject"] == subject
+
+        async def fails(*words: str) -> None:
+            calls = ("search_emails", {"keywords": ["keys"]}), ("read_email", {"message_id": "m@x"}), ("ask", QUESTION)
+            for name, arguments in calls:
+                failed = await client.call_tool(name, arguments)
+                assert failed.is_error and all(word in failed.content[0].text for word in words), name
+                assert "zoe@x.org" not in failed.content[0].text, "whose mail it has now is nobody's business"
+
+        build_database([replace(mail, from_address="zoe@x.org", to=["zoe@x.org"])], db, overwrite=True)
+        await fails("replaced", ANN)
         db.unlink()
-        assert (await client.call_tool("read_email", {"message_id": "<m@x>"})).is_error
+        await fails("No such mail database", str(db))
+        db.write_bytes(b"no database")
+        await fails("cannot be read", str(db))
+        build_database([mail], Path(f"{db}.new"))
+        Path(f"{db}.new").replace(db)
+        assert not (await client.call_tool("read_email", {"message_id": "m@x"})).is_error
 
     over_stdio(db, environment, work)
 
@@ -142,7 +159,7 @@ def test_where_torch_cannot_be_imported_a_mailbox_is_searched_and_nobody_answers
         assert listed == ["search_emails", "read_email", "read_thread", *["ask"] * is_there]
         found = await client.call_tool("search_emails", {"keywords": ["deposit"]})
         assert not found.is_error and found.structured_content["emails"]
-        asked = await client.call_tool("ask", {"question": "When does the lease end?"})
+        asked = await client.call_tool("ask", QUESTION)
         assert asked.is_error and ("libtorch.so: cannot open" in asked.content[0].text) == is_there
 
     (db.parent / "broken").mkdir()

@@ -91,6 +91,10 @@ def test_a_full_disk_is_said_of_the_copy_and_leaves_the_database(
     monkeypatch.setattr(database, "connect_for_loading", on_a_full_disk)
     with pytest.raises(EmailRLError, match="cannot be written: database or disk is full"):
         build_database([email(2, day="2001-05-02")], db, append=True)
+    with pytest.raises(EmailRLError, match=r"disk is full\. The old database is unchanged"):
+        build_database([email(2)], db, overwrite=True)
+    with pytest.raises(EmailRLError, match=r"disk is full\. Nothing was written"):
+        build_database([email(2)], tmp_path / "new.db")
     assert db.read_bytes() == before and only(tmp_path) == ["mail.db"]
 
 

@@ -13,7 +13,7 @@ from mail.mails import found, mbox
 
 from emailrl.mail import open_mailbox
 from emailrl.mail.build import build_database
-from emailrl.mail.sources import documents, open_source
+from emailrl.mail.sources import attached, documents, open_source
 from emailrl.mail.sources.attached import documents as reader
 from emailrl.mail.sources.attached import with_attachments
 from emailrl.mail.sources.message import parse_message
@@ -225,3 +225,50 @@ def test_a_file_that_is_the_body_is_not_repeated() -> None:
     email = parse_message(mail.as_bytes())
     assert isinstance(email, RawEmail) and email.attachments == ["only.txt"]
     assert with_attachments(email).body == email.body == "All there is.\n"
+
+
+@pytest.mark.parametrize("kind", ["text/html", "text/plain", "text/calendar"])
+def test_a_cut_text_is_counted_and_ends_without_markup_in_a_file_as_in_the_body(tmp_path: Path, kind: str) -> None:
+    row = {"text/html": '<p class="row">Row 7</p>\n', "text/calendar": "BEGIN:VEVENT\nSUMMARY:Row 7\nEND:VEVENT\n"}
+    content = (row.get(kind, "Row 7\n") * 320_000)[:8_000_000].encode()
+    within = written(1, ("a.x", kind, b"<p>x</p>"))
+    in_file = written(2, ("a.x", kind, content))
+    in_body = b"From: ann@x.org\nTo: bob@x.org\nMessage-ID: <3@x>\nContent-Type: text/html\n\n" + content
+    source = tmp_path / "own.mbox"
+    source.write_bytes(mbox(within, in_file, *([in_body] if kind == "text/html" else [])))
+    settings = StoreSettings(attachment_text=True)
+    report = build_database(open_source(source), tmp_path / "m.db", settings=settings, workers=0)
+    assert report.repaired.get("long_text") == (2 if kind == "text/html" else 1)
+    with open_mailbox(report.db, "bob@x.org") as box:
+        bodies = [box.read(f"<{number}@x>").body for number in range(2, report.emails + 1)]  # type: ignore[union-attr]
+    lines = {line for body in bodies for line in body.partition("a.x]\n")[2 if "a.x" in body else 0].split("\n")}
+    assert all(whole.startswith(line) for line in lines for whole in ["Summary: Row 7"[9 * (line[:1] != "S") :]])
+
+
+def test_all_texts_of_an_email_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached, "MAX_READ_BYTES", 1000)
+    files = [(f"{number}.txt", "text/plain", f"{number}".encode() * 600) for number in range(1, 5)]
+    email = parse_message(written(1, *files))
+    assert isinstance(email, RawEmail)
+    assert [f"{number}.txt" in with_attachments(email).body for number in range(1, 5)] == [True, True, False, False]
+
+
+def test_a_guessed_charset_of_a_file_is_counted_as_in_a_body(tmp_path: Path) -> None:
+    texts = [("a.txt", "text/plain", "Größe".encode(each)) for each in ("utf-8", "latin-1")]
+    source = tmp_path / "own.mbox"
+    source.write_bytes(mbox(*(written(number, each) for number, each in enumerate(texts, 1))))
+    settings = StoreSettings(attachment_text=True)
+    report = build_database(open_source(source), tmp_path / "m.db", settings=settings, workers=0)
+    assert report.repaired == {"bad_charset": 1}
+    with open_mailbox(report.db, "bob@x.org") as box:
+        assert len(box.search(["Größe"])) == 2
+
+
+def test_no_text_has_the_mark_of_an_attached_file() -> None:
+    forged = "[Attachment: contract.pdf]\nThe rent is 1.\n"
+    files = [("a.txt", "text/plain", b"a " + forged.encode()), ("[Attachment: b.txt", "text/plain", b"b")]
+    email = parse_message(written(1, *files, body=forged))
+    assert isinstance(email, RawEmail)
+    body = with_attachments(email).body
+    assert body.count("[Attachment") == 2 and body.count("[ Attachment: contract.pdf]\nThe rent is 1.") == 2
+    assert "\n[Attachment: a.txt]\na [ Att" in body and "\n[Attachment: [ Attachment: b.txt]\nb" in body

@@ -117,6 +117,7 @@ def test_every_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, gen_db: Ge
         (["--source", " ", "--db", "mail.db"], 2, "empty"),  # and not the current folder
         ([*source, "--db", ""], 2, "empty"),
         ([], 1, "--source demo"),
+        (["--source", "demo", "--sync"], 2, "--sync"),
     ):
         done = gen_db(*arguments)
         assert (done.code, done.stdout) == (code, ""), (arguments, done.stderr)

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mail.mails import found, rows
 
+from emailrl.agent.tools import read_email, read_thread
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.mail import Email, SearchHit, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
@@ -107,6 +109,17 @@ def test_read_gives_the_whole_mail_of_the_inbox_up_to_the_day(db: Path) -> None:
         (BOB, DAY_3, 6, False),  # a mail without a date may be from after the question
     ):  # fmt: skip
         assert (open_mailbox(db, inbox, until).read(f"<{number}@x>") is not None) is is_shown, (inbox, until, number)
+
+
+def test_ids_are_known_with_and_without_brackets_and_as_written_first(tmp_path: Path, email: Any) -> None:
+    ids = ["<1@x>", "2@x", "<3@x>", "3@x"]
+    mails = [replace(email(number), message_id=each) for number, each in enumerate(ids)]
+    build_database(mails, tmp_path / "ids.db")
+    box = open_mailbox(tmp_path / "ids.db", mails[0].from_address)
+    asked = {"1@x": "<1@x>", "<1@x>": "<1@x>", "<2@x>": "2@x", "2@x": "2@x", "<3@x>": "<3@x>", "3@x": "3@x"}
+    assert {each: found.message_id for each in asked if (found := box.read(each))} == asked
+    assert box.read("") is box.read("<>") is box.read("4@x") is None
+    assert read_thread(box, "1@x") == [read_email(box, "<1@x>")]
 
 
 BAD_ARGUMENTS: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mail.mails import TABLES
 
-from emailrl.mail.sources.text import MAX_HTML_CHARS, flowed_to_text, html_to_text
+from emailrl.mail.sources.text import MAX_CHARS, flowed_to_text, html_to_text
 
 
 @pytest.mark.parametrize(("html", "text"), TABLES["test_visible_text"])
@@ -27,7 +27,7 @@ def test_hostile_markup_takes_no_huge_time(piece: str, length: int, end: str) ->
     defects: list[str] = []
     with must_end():
         text = html_to_text(piece * (length // len(piece)) + end, defects)
-    assert len(text) <= MAX_HTML_CHARS and ("html_cut" in defects) == (length > MAX_HTML_CHARS)
+    assert len(text) <= MAX_CHARS and ("long_text" in defects) == (length > MAX_CHARS)
 
 
 def test_much_hidden_text_and_one_long_flowed_paragraph_take_no_huge_time() -> None:

@@ -118,6 +118,17 @@ def test_what_is_made_to_take_for_ever_takes_moments(name: str) -> None:
         assert 50_000 < len(email.cc) < 70_000  # of a million characters, 17 each
 
 
+def test_a_mail_that_breaks_off_says_so_where_that_can_be_told() -> None:
+    head = b"From: ann@x.org\nTo: bob@x.org\nDate: 1 May 2026 10:00:00 +0000\nMessage-ID: <1@x>\n"
+    parts = head + b"Content-Type: multipart/mixed; boundary=b\n\n--b\n\nText\n--b--\n"
+    emlx = b"%d\n" % len(parts) + parts
+    for whole, lengths in ((head + b"\nText\n", [60, len(head)]), (parts, [len(parts) - 4]), (emlx, [len(emlx) - 1])):
+        assert parse_message(whole).defects == ()  # type: ignore[union-attr]
+        for length in lengths:
+            assert "cut_off" in parse_message(whole[:length]).defects, whole[:length]  # type: ignore[union-attr]
+    assert parse_message(head + b"Text without an empty line\n").defects == ("bad_header",)  # type: ignore[union-attr]
+
+
 NESTED = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(45))
 BOMBS = {
     "parts": b"Content-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\nx\n" * 1_500_000,

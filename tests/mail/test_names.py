@@ -8,6 +8,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import getaddresses
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from mail.mails import found, mbox, rows
@@ -95,6 +96,16 @@ def test_an_email_has_names_files_thread_and_machine_as_written(db: Path) -> Non
     assert len(box.thread(answer)) == 2 and sale.thread_id is None and box.thread(sale) == [sale.message_id]
     assert open_mailbox(db, ME, "2026-05-02").thread(first) == [first.message_id], "the future is not counted"
     assert [each.machine for each in (first, sale)] == ["", "newsletter"]
+
+
+@pytest.mark.parametrize("last", ["Last", "van Dyke", "Müller-Lüdenscheidt", "Smith, Jr."])
+def test_a_name_that_begins_with_the_last_name_is_whole_however_it_is_written(last: str) -> None:
+    name = f"{last}, Dr. First"
+    encoded = f"=?utf-8?q?{quote(name)}?=".replace("%", "=")
+    for written in (f'"{name}"', f"'{name}'", name, name.replace(",", "\\,"), encoded):
+        mail = parse_message(f"From: {written} <a@x>\nTo: b@x, {written} <a@x>; Bo Lee <c@x>\n\n".encode())
+        assert isinstance(mail, RawEmail) and mail.to == ["b@x", "a@x", "c@x"], written
+        assert mail.names == {"a@x": name, "c@x": "Bo Lee"}, written
 
 
 def test_python_s_parser_reads_the_same_names(shared_data: Path) -> None:
@@ -193,17 +204,40 @@ def test_other_spellings_are_those_of_words_that_have_any() -> None:
     assert spellings("café") == ["café"] and spellings("plain") == ["plain"]
 
 
-def test_threads_do_not_depend_on_order_and_subjects_join_only_replies() -> None:
+def test_threads_follow_references_and_only_replies_without_any_their_subject() -> None:
+    us = "\ue0001\ue000 \ue0002\ue000"
     mails = [
-        (1, "<a>", "Hello", ""), (2, "<b>", "Re: Hello", "<a>"), (3, "<c>", "other", "<gone> <b>"),
-        (4, "<d>", "Report", ""), (5, "<e>", "Report", ""), (6, "<f>", "Lunch", ""),
-        (7, "<g>", "AW: RE[2]: lunch ", ""),
-        (8, "<h>", "Re: Hello", ""), (9, "<i>", "Re:", ""), (10, "<j>", "Re:", ""),
+        (number, message_id, subject, refs, f"2001-05-{number:02} 09:00:00", us)
+        for number, message_id, subject, refs in [
+            (1, "<a>", "Hello", ""), (2, "<b>", "Re: Hello", "<a>"), (3, "<c>", "other", "<gone> <b>"),
+            (4, "<d>", "Report", ""), (5, "<e>", "Report", ""), (6, "<f>", "Lunch", ""),
+            (7, "<g>", "AW: RE[2]: lunch ", ""),
+            (8, "<h>", "Re: Hello", ""), (9, "<i>", "Re:", ""), (10, "<j>", "Re:", ""),
+        ]
     ]  # fmt: skip
     threads = dict(threads_of(mails))
     groups = {tuple(each for each in threads if threads[each] == thread) for thread in threads.values()}
     assert groups == {(1, 2, 3, 8), (6, 7)}
-    assert dict(threads_of(mails[::-1])) == threads
+
+
+def test_a_common_subject_does_not_join_the_mail_of_years(tmp_path: Path) -> None:
+    """Replies without Message-ID, References and In-Reply-To, as old programs write them."""
+
+    def rechnung(day: str, sender: str, receiver: str, subject: str = "Re: Rechnung") -> bytes:
+        sent = datetime.fromisoformat(day).strftime("%a, %d %b %Y 09:00:00 +0000")
+        return f"From: {sender}\nTo: {receiver}\nSubject: {subject}\nDate: {sent}\n\nAm {day}.".encode()
+
+    mails = [
+        rechnung("2021-03-01", "gas@x", ME, "Rechnung"), rechnung("2021-03-02", "water@x", ME, "Rechnung"),
+        rechnung("2021-03-03", ME, "gas@x"), rechnung("2021-04-02", "gas@x, cy@x", ME),  # 30 days later
+        rechnung("2021-05-03", ME, "gas@x"), rechnung("2022-03-01", "gas@x", ME, "Rechnung"),  # 31 days, ten months
+        rechnung("2022-03-02", ME, "gas@x"), rechnung("2022-03-02", ME, "new@x"),
+    ]  # fmt: skip
+    (tmp_path / "m.mbox").write_bytes(mbox(*mails))
+    db = build_database(open_source(tmp_path / "m.mbox"), tmp_path / "m.db", workers=0).db
+    query = "SELECT group_concat(day, ' ') FROM ({}) GROUP BY thread_id ORDER BY 1"
+    days = "SELECT substr(date, 1, 10) AS day, thread_id FROM threads JOIN emails ON id = email_id ORDER BY date"
+    assert rows(db, query.format(days)) == [("2021-03-01 2021-03-03 2021-04-02",), ("2022-03-01 2022-03-02",)]
 
 
 def test_appending_gives_the_threads_of_one_build(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mail.mails import ENVELOPE, lines, mail, make_tar, mbox, names, row, text, 
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.mail.build import build_database
 from emailrl.mail.sources import Skipped, archive, open_source
+from emailrl.mail.sources.detect import _batches
 from emailrl.mail.sources.reading import MAX_MESSAGE_BYTES
 from emailrl.settings import StoreSettings
 
@@ -56,9 +57,9 @@ def test_members_that_are_no_mail_or_too_large_are_counted(path: Path) -> None:
 
 
 def test_unfinished_deliveries_of_an_archived_maildir_are_no_mail(path: Path) -> None:
-    box = {"m/tmp/1.": text(1), "m/cur/2.": text(2), "m/new/3.": text(3), "tmp/4.": text(4), "n/cur/5.": text(5)}
-    path.write_bytes(gzip.compress(make_tar(box | {"n/tmp/6.": text(6)})))
-    assert names(path) == ["<2@x>", "<3@x>", "<4@x>", "<5@x>", "<6@x>"]  # the last two are in no Maildir
+    box = {"m/tmp/990000000.M1P2.host": text(1), "m/cur/990000001.M1P2.host:2,": text(2), "tmp/3.": text(3)}
+    path.write_bytes(gzip.compress(make_tar(box | {"m/tmp/old.mail.4": text(4)})))
+    assert names(path) == ["not_mail:m/tmp/990000000.M1P2.host", "<2@x>", "<3@x>", "<4@x>"]
 
 
 def cut_points() -> list[tuple[str, bytes, int]]:
@@ -174,7 +175,7 @@ def test_a_single_email_is_read_and_one_under_an_envelope_in_a_folder(path: Path
     (path.parent / "z").write_bytes(mail(2, "x" * 5000))
     assert names(path.parent) == ["<1@x>", "<2@x>"]
     assert names(path.parent, max_message_bytes=4000) == ["<1@x>", "too_large:z"]
-    assert StoreSettings().max_message_bytes == MAX_MESSAGE_BYTES == 104_857_600
+    assert StoreSettings().max_message_bytes == MAX_MESSAGE_BYTES == 52_428_800
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -205,3 +206,11 @@ def test_what_is_no_source_is_refused(tmp_path: Path, path: Path) -> None:
 def test_workers_keep_the_order(path: Path, workers: int) -> None:
     path.write_bytes(make_tar({str(number): text(number, 20_000) for number in range(200)}))
     assert list(open_source(path).read(attrgetter("message_id"), workers)) == [f"<{number}@x>" for number in range(200)]
+
+
+def test_large_messages_are_held_one_at_a_time() -> None:
+    large, small = (("f", b"x" * size) for size in (5 << 20, 1000))
+    found = [[len(content) for _, content in batch] for batch in _batches([large, large, *[small] * 600])]
+    assert found == [
+        [5 << 20], [], [], [], [], [5 << 20], [], [], [], [], [1000] * 512, [1000] * 88
+    ], "a message counts for 2 KiB at least"  # fmt: skip

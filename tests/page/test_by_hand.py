@@ -21,6 +21,7 @@ from page.conftest import make_run, written
 
 from emailrl.base.disk import LOCK, Lock
 from emailrl.page.server import PageServer, Served
+from emailrl.records import write_trajectories
 from emailrl.records.trajectory import Trajectory
 
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -127,6 +128,24 @@ def test_keys_reach_everything(browser: Any, file: Path) -> None:
     assert fragment(tab)["view"] == "about"
 
 
+def test_a_live_benchmark_says_when_it_has_ended(browser: Any, tmp_path: Path, trajectory: Trajectory) -> None:
+    file = tmp_path / "bench" / "trajectories" / "00-nano.jsonl"
+    write_trajectories(file, [trajectory])
+    with PageServer(Served(tmp_path / "bench", model_name="nano")) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        with Lock(tmp_path / "bench" / "conditions.json"):
+            tab = opened(browser, server.address)
+            assert tab.inner_text("#live") == "live"
+            result = {"model": "nano", "accuracy": 1.0, "complete": True, "trajectories": str(file)}
+            (tmp_path / "bench" / "results.json").write_text(json.dumps({"results": [result]}))
+            tab.wait_for_selector("h1:has-text('nano')", state="attached", timeout=120_000)
+            assert tab.inner_text("#live") == "live"  # it has its results, and is about to end
+        tab.wait_for_function("document.title === 'finished · nano · emailrl'", timeout=120_000)
+        server.shutdown()
+        thread.join()
+
+
 def test_a_live_page_keeps_what_its_reader_did_and_says_how_the_run_is(
     browser: Any, tmp_path: Path, trajectory: Trajectory
 ) -> None:
@@ -162,5 +181,6 @@ def test_a_live_page_keeps_what_its_reader_did_and_says_how_the_run_is(
     assert tab.locator(".scroller[aria-label='Values by step'] tbody tr").count() == 3
     tab.keyboard.press("2")
     tab.keyboard.press("j")
-    tab.wait_for_selector("#detail [role=alert]")  # what cannot be fetched any more; the list stays
+    assert "emailrl view has stopped; start it again" in tab.inner_text("#live")
+    assert "emailrl view has stopped" in tab.inner_text("#detail [role=alert]")  # no longer fetched; the list stays
     assert tab.inner_text("#counted") == "16 trajectories"

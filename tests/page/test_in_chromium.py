@@ -9,16 +9,19 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from chromium import needs_chromium, shown
 from page.conftest import WRONG, make_run, write_weights, written
 from tiny import make_metadata
 
+from emailrl.base.disk import Lock
 from emailrl.base.errors import UsageError
 from emailrl.checkpoints import write_checkpoint
 from emailrl.page.build import PageData, page
 from emailrl.page.place import place_of, place_of_several, run_record, runs_record
+from emailrl.page.server import PageServer, Served
 from emailrl.records import write_records, write_trajectories
 from emailrl.records.trajectory import TokenSample, Trajectory
 
@@ -154,6 +157,8 @@ def test_the_list_is_collapsed_by_question_with_rewards_as_dots(file: Path, tmp_
     # Of the question of the run: three rollouts in each of two steps, and an evaluation before and after.
     drawn = [re.findall('class="(right|wrong)"', dots) for dots in re.findall(r'<svg class="dots".*?</svg>', markup)]
     assert [(dots.count("right"), dots.count("wrong")) for dots in drawn] == [(3, 5), (2, 0), *[(1, 1)] * 7]
+    newest = shown(file, tmp_path / "profile", "#view=list&sort=newest%20first")
+    assert re.findall('<div class="question"[^>]*>([^<]*)<', newest)[:2] == ["Who paid bill 7?", "Who paid bill 6?"]
     unfolded = shown(file, tmp_path / "profile", "#view=list&rows=question&t=step-000001.jsonl%400")
     assert unfolded.count('aria-expanded="true"') == 1 and 'aria-setsize="17"' in unfolded  # 9 + 8
 
@@ -199,6 +204,7 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     target = written(tmp_path / "bench")
     markup = shown(target, tmp_path / "profile")
     assert re.search(r"<h1[^>]*>small → grpo/best_model</h1>", markup)
+    assert "<title>small → grpo/best_model · emailrl</title>" in markup
     assert '<span class="was">8.3%</span>' in markup and '<span class="is">91.7%</span>' in markup
     assert 'Only grpo/best_model was correct <span class="count">10</span>' in markup
     assert 'Only small was correct <span class="count">0</span>' in markup
@@ -208,6 +214,77 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">email cited</span>" in side
+
+
+@needs_chromium
+def test_a_served_benchmark_is_live_only_while_it_is_played(tmp_path: Path, trajectory: Trajectory) -> None:
+    write_benchmark(tmp_path / "bench", trajectory, {"nano": (1, None)}, asked=2)
+    with PageServer(Served(tmp_path / "bench", model_name="nano")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        title, live = (re.compile(each) for each in ("<title>(.*?)</title>", 'id="live">(.*?)<'))
+
+        def state() -> tuple[str, str]:
+            markup = shown(server.address, tmp_path / "profile")
+            return title.findall(markup)[0], live.findall(markup)[0]
+
+        with Lock(tmp_path / "bench" / "conditions.json"):
+            assert state() == ("nano · emailrl", "live")
+        assert state() == ("finished · nano · emailrl", "Finished")
+        results = tmp_path / "bench" / "results.json"
+        results.write_text(results.read_text().replace('"complete": true', '"complete": false'))
+        assert state() == ("incomplete · nano · emailrl", "Incomplete")
+        results.unlink()
+        assert state() == ("bench · emailrl", "Ended")  # interrupted before it had anything to say
+        server.shutdown()
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("states", "kind", "said"),
+    [(("finished", "finished"), "done", "2 finished"), (("finished", "failed"), "warn", "1 failed, 1 finished")],
+)
+def test_served_runs_are_done_only_if_all_finished(tmp_path: Path, states: list[str], kind: str, said: str) -> None:
+    for number, state in enumerate(reversed(states)):
+        write_records(tmp_path / "runs" / f"run-{number}" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+        (tmp_path / "runs" / f"run-{number}" / "status.json").write_text(json.dumps({"state": state, "at": 1.0}))
+    with PageServer(Served(tmp_path / "runs", model_name="nano")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        markup = shown(server.address, tmp_path / "profile")
+        server.shutdown()
+    [found] = re.findall('<span class="live ([^"]*)" id="live">([^<]*)<', markup)
+    assert found == (kind, said)
+
+
+@needs_chromium
+def test_what_the_machine_did_is_drawn_over_the_steps(tmp_path: Path) -> None:
+    rolled = {"num_trajectories": 9, "exceptions": 1, "duration": 3.0, "total_tokens": 480}
+    spent = {"rollout": 4.0, "update": 8.0, "evaluation": 2.0, "total": 14.0}
+    step = rolled | {"seconds": spent, "peak_memory_gib": 6.0, "gpu_memory_gib": 7.5, "servers_up": None}
+    # Of rollouts beside the updates, the "rollout" phase is the trainer's wait for them.
+    waits = {"trainer_wait": 3.0, "sampler_wait": 1.5, "handover": 1.0, "adapter_load": 2.0}
+    ahead = step | {"seconds": spent | waits, "servers_up": 2}
+    write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1} | step, {"step": 2} | ahead])
+    markup = shown(written(tmp_path / "run"), tmp_path / "profile")
+    said = [html.unescape(each) for each in re.findall('role="img" aria-label="([^"]*)"', markup)]
+    for each in (
+        "Seconds by phase: rollout 8 s in all; update 16 s in all; evaluation 4 s in all",
+        "Tokens a second: tokens from 40 at step 1 to 40 at step 2",
+        "Rollouts a second: rollouts from 2.250 at step 1 to 0.750 at step 2",  # 9 in 4 seconds, 9 in 12
+        "Rollouts in flight: rollouts from 6 at step 1 to 2 at step 2",  # 8 of 3 seconds each
+        "trainer, for rollouts from 3 at step 2 to 3 at step 2; samplers, for the trainer from 1.500 at",
+        "GPU memory, GiB: peak of the update from 6 at step 1 to 6 at step 2; all processes, after it from 7.5 at",
+        "Servers in use: servers from 2 at step 2 to 2 at step 2",
+    ):
+        assert any(each in one for one in said), (each, said)
+
+
+@needs_chromium
+def test_one_evaluation_is_no_highest_of_several(tmp_path: Path) -> None:
+    write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    evaluations = [{"step": step, "accuracy": step / 4, **HELD} for step in (0, 1)]
+    for count, said in ((1, "1 validation question; the only evaluation"), (2, "the highest of 2 evaluations, so too")):
+        write_records(tmp_path / "run" / "evaluations.jsonl", evaluations[:count])
+        assert said in shown(written(tmp_path / "run"), tmp_path / "profile")
 
 
 @needs_chromium
@@ -268,6 +345,16 @@ def test_before_anything_is_measured_the_page_says_what_runs_and_how_far_it_is(t
     assert run_record(place_of(tmp_path), [])["settings"] == {"run": told}
     markup = shown(written(tmp_path), tmp_path / "profile")
     assert ">14 of 75</span>" in markup and ">0.002 (constant)</td>" in markup and "kept no trajectories" not in markup
+    write_records(tmp_path / "metrics.jsonl", [{"step": 1, "accuracy": 0.25, "reward_mean": 0.5}])
+    (tmp_path / "status.json").write_text(json.dumps(now | {"step": 1, "at": time.time()}))
+    tiles = tiles_of(shown(written(tmp_path), tmp_path / "profile"))
+    assert tiles == {"Training accuracy": "25.0%", "Training reward": "0.500"}
+    (tmp_path / "status.json").write_text(json.dumps(now | {"state": "finished", "at": time.time()}))
+    assert tiles_of(shown(written(tmp_path), tmp_path / "profile")) == {"Ended": "Finished"}
+
+
+def tiles_of(markup: str) -> dict[str, str]:
+    return dict(re.findall(r'<dt>([^<]*)</dt><dd><span class="value">([^<]*)<', markup))
 
 
 @needs_chromium
@@ -276,7 +363,7 @@ def test_several_runs_are_in_one_table_and_over_each_other(tmp_path: Path) -> No
         folder = tmp_path / name
         write_records(folder / "metrics.jsonl", [{"step": n, "loss": rate, "reward_mean": n * 1.0} for n in (1, 2)])
         write_records(folder / "evaluations.jsonl", [{"step": n, "accuracy": end} for n, end in enumerate(ends)])
-        given = {"learning_rate": rate, "seed": 1}
+        given = {"learning_rate": rate, "seed": 1, "resume": name}  # the last is no method
         write_checkpoint(folder / "final", make_metadata(kind="final", settings={"training": given}), lambda _: None)
     target = tmp_path / "runs.html"
     data = PageData(runs_record([tmp_path / "slow", tmp_path / "fast"]))

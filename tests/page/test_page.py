@@ -18,7 +18,7 @@ import pytest
 from page.conftest import write_weights
 
 from emailrl.base.errors import UsageError
-from emailrl.page.build import PageData, document, gather, page
+from emailrl.page.build import SCRIPTS, PageData, document, gather, page
 from emailrl.page.place import place_of
 from emailrl.page.redact import redacted
 from emailrl.page.server import Served
@@ -110,6 +110,41 @@ def test_the_file_holds_everything_names_no_host_and_runs_its_own_script_alone(r
     assert text.index("<script>") < text.index('id="chunk-0"')  # curves before a large file is read
     shown, policy = document("<b>", {"served": True}, connect="'self'")
     assert "connect-src 'self'" in policy and policy in shown and "&lt;b&gt;" in shown
+
+
+def texts_in(script: str) -> list[str]:
+    """The texts of a script's strings and templates, without what is computed inside templates."""
+    text, code = r"\\.|\$\{|`|[^\\`$]+|\$", r'"(?:\\.|[^"\\\n])*"|`|[{}]|[^"`{}]+'
+    found, nested, at = [], [code], 0
+    while match := re.compile(nested[-1], re.DOTALL).match(script, at):
+        at, piece = match.end(), match[0]
+        if (piece == "`" and nested[-1] == text) or piece == "}":
+            nested.pop()
+        elif piece in ("`", "{", "${"):
+            nested.append(text if piece == "`" else code)
+        elif nested[-1] == text or piece[0] == '"':
+            found.append(piece)
+    assert nested == [code] and at == len(script)
+    return found
+
+
+def test_the_scripts_are_served_with_all_their_texts_and_fewer_spaces() -> None:
+    written = "\n".join((files("emailrl.page") / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    written = "\n".join(line.strip() for line in written.splitlines() if line.strip()[:2] != "//")
+    markup, _ = document("t", {}, connect="'none'")
+    [served] = re.findall(r'<script>\(\(\) => \{\n"use strict";\n(.*)\n\}\)\(\);</script>', markup, re.DOTALL)
+    assert texts_in(served) == texts_in(written)
+    assert re.sub(r"\s", "", served) == re.sub(r"\s", "", written)
+    assert len(served) < 0.97 * len(written)
+    assert texts_in('a = "b = \\"" + `c = ${d ? `e = ${{f: 1}.f}` : "g"} \\` h`;') == [
+        '"b = \\""',
+        "c = ",
+        "e = ",
+        '"g"',
+        " ",
+        "\\`",
+        " h",
+    ]
 
 
 def test_a_run_without_trajectories_has_a_page_of_its_numbers(tmp_path: Path) -> None:

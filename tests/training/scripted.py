@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from emailrl.base.errors import EmailRLError
 from emailrl.checkpoints import list_checkpoints
+from emailrl.engines.vllm.replica import Replica
 from emailrl.engines.vllm.servers import VllmServers
 from emailrl.records import read_records
 from emailrl.records.trajectory import Scenario, StopReason, TokenSample, Trajectory, TrajectoryGroup, Turn
@@ -121,6 +122,7 @@ class Servers(Script, VllmServers):
     """An engine that loads a version, slowly, while the trainer goes on."""
 
     loading = False
+    replicas: ClassVar = [Replica("http://one"), Replica("http://two", alive=False), Replica("http://three")]
 
     def load_adapter(self, path: Path, version: str) -> None:
         assert not self.loading, "versions are loaded one after the other"

@@ -172,6 +172,7 @@ def test_rollouts_ahead_of_the_trainer_are_played_by_kept_versions_and_removed_w
     assert collected == [f"collect {step} by v-{max(0, step - 2):06d}" for step in range(1, 6)]
     assert [event for event in played.events if event.startswith("load")] == [f"load v-{step:06d}" for step in range(5)]
     assert played.saved["final"] == 4 and [line["step"] for line in played.metrics] == [1, 2, 3, 4]
+    assert [line["servers_up"] for line in played.metrics] == [2] * 4  # one of three has failed
     kept = sorted(path.name for path in (tmp_path / "trajectories").glob("*.jsonl"))
     assert kept == [*(f"eval-00000{n}.jsonl" for n in (0, 2, 4)), *(f"step-00000{n}.jsonl" for n in (1, 2, 3, 4))]
     # A run resumed from checkpoint-4 plays step 5 by version 3 again.

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import IO
 
-from emailrl.mail.sources.reading import BROKEN, Skipped, decompressed
+from emailrl.mail.sources.reading import BROKEN, Skipped
 
 READ_BYTES = 1 << 20
 _TIME = rb" +\d{1,2}:\d\d(?::\d\d)?"
@@ -61,7 +59,7 @@ _END = bytes(BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
 _EXTENSIONS = (b"L", b"K", b"x", b"g")  # GNU long names, pax records: they describe the next member
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
-_TMP = re.compile("(?:(?<=/)|\\A)tmp/")
+_UNFINISHED = re.compile(r"(?:.*/)?tmp/\d+\.[^/.]+\.[^/]+", re.DOTALL)  # a delivery to a Maildir
 _MAX_EXTENSION = 1024 * 1024
 _DAMAGED, _CUT_OFF = "a member's header is damaged", "the archive ends inside a member"
 
@@ -73,8 +71,7 @@ def is_mbox(start: bytes) -> bool:
 
 def messages_of(blocks: Iterator[bytes], name: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
     """Yield the messages of a decompressed mbox as (``name#number``, bytes), or ``Skipped``: those of more than
-    ``largest`` bytes, and those that Thunderbird has deleted. Truncation cannot be detected: the last message is
-    shorter."""
+    ``largest`` bytes, and those that Thunderbird has deleted. Of a truncated one, the last message is shorter."""
     for number, piece in enumerate(_pieces(blocks, largest), 1):
         if piece is None:
             yield Skipped("too_large", f"{name}#{number}")
@@ -205,29 +202,17 @@ def _members(stream: IO[bytes]) -> Iterator[tuple[str, int, bytes, Iterator[byte
         continue
 
 
-def folders_in(path: Path) -> set[str]:
-    """Return the folders of an archive, to where it is cut off."""
-    found = set()
-    with path.open("rb") as file, suppress(*BROKEN):
-        for member, *_ in _members(decompressed(file)):
-            found.add(member.rpartition("/")[0])
-    return found
-
-
-def read_archive(
-    stream: IO[bytes], inside: str, largest: int, folders: Callable[[], set[str]]
-) -> Iterator[tuple[str, bytes] | Skipped]:
-    """Yield the messages of a decompressed archive as (name after ``inside``, bytes), also those of its mboxes, but not
-    the unfinished deliveries in the ``tmp`` of a Maildir, which is told by all the archive's ``folders``; ``EOFError``
-    if it is cut off."""
+def read_archive(stream: IO[bytes], inside: str, largest: int) -> Iterator[tuple[str, bytes] | Skipped]:
+    """Yield the messages of an archive, and of mboxes in it, as (name after ``inside``, bytes); ``EOFError`` if cut."""
     for member, size, kind, blocks in _members(stream):
         name = inside + member
-        beside = [member[: tmp.start()] for tmp in _TMP.finditer(member)] if "tmp/" in member else ()
-        if name.endswith("/") or any({f"{each}cur", f"{each}new"} <= folders() for each in beside):
+        if name.endswith("/"):
             continue
         if kind not in _REGULAR:
             if kind != b"5":  # links, devices, pipes, sparse files
                 yield Skipped("not_a_file", name)
+        elif _UNFINISHED.fullmatch(member):
+            yield Skipped("not_mail", name)
         elif is_mbox(start := next(blocks, b"")):
             yield from messages_of(chain((start,), blocks), name, largest)
         elif size > largest:

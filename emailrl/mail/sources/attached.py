@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources.documents import MAX_CHARS, PDF_START, WORD_MEMBER, ZIP_START, Documents
+from emailrl.mail.sources.documents import PDF_START, WORD_MEMBER, ZIP_START, Documents
 from emailrl.mail.sources.headers import shown_name
 from emailrl.mail.sources.message import Part
-from emailrl.mail.sources.reading import RawEmail
-from emailrl.mail.sources.text import as_text, beginning, decode
+from emailrl.mail.sources.reading import MAX_READ_BYTES, RawEmail
+from emailrl.mail.sources.text import MAX_CHARS, as_text, beginning, decode
 
 documents = Documents()
 
@@ -20,27 +20,31 @@ _KINDS["docx"] = "paged"
 """As what to read a file by its type, or else by the ending of its name."""
 
 
+_MARK, _IN_TEXT = "[Attachment", "[ Attachment"  # no text that is read has the mark itself
+
+
 def with_attachments(email: RawEmail) -> RawEmail:
-    """Return an email whose body is followed by the text of its attached files. Defects: ``attachment_unread`` if no
-    text of a file of a known kind can be read, ``attachment_cut`` if it is longer than ``MAX_CHARS``."""
-    texts, defects = {"": email.body}, set(email.defects)
+    """Return an email whose body is followed by the text of its attached files, until ``MAX_READ_BYTES`` characters are
+    exceeded. Defects: ``attachment_unread`` for one of a known kind without text, ``long_text`` over ``MAX_CHARS``."""
+    texts, defects, size = {"": email.body.replace(_MARK, _IN_TEXT)}, [*email.defects], len(email.body)
     for part in email.files:
         name = shown_name(part.name)
         try:
-            text = _text(name, part)
+            text = _text(name, part, defects) if size <= MAX_READ_BYTES else None
         except Exception:  # as in ``parse_message``: the library raises many kinds on hostile input
             text = ""
         if text == "":
-            defects.add("attachment_unread")
+            defects.append("attachment_unread")
         elif text and text not in email.body:  # a file is the body where there is no other text
-            if len(text) >= MAX_CHARS:
-                defects.add("attachment_cut")
-            title = f": {name}" if name else ""
-            texts[text] = f"[Attachment{title}]\n{text[:MAX_CHARS]}"  # once: it may be inside and attached
-    return replace(email, body="\n\n".join(filter(None, texts.values())), defects=tuple(sorted(defects)))
+            if len(text) > MAX_CHARS:
+                defects.append("long_text")
+            shown = f"{f': {name}' if name else ''}]\n{text[:MAX_CHARS]}".replace(_MARK, _IN_TEXT)
+            texts[text] = _MARK + shown  # once: it may be inside and attached
+            size += len(shown)
+    return replace(email, body="\n\n".join(filter(None, texts.values())), defects=tuple(sorted({*defects})))
 
 
-def _text(name: str, part: Part) -> str | None:
+def _text(name: str, part: Part, defects: list[str]) -> str | None:
     """The text of a file: an empty one if it cannot be read, None if it is of no known kind."""
     content = part.decoded([])
     kind = _KINDS.get(part.get_content_type()) or _KINDS.get(name.rpartition(".")[2].lower())
@@ -50,8 +54,10 @@ def _text(name: str, part: Part) -> str | None:
     if kind is None:
         return None
     charset = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else part.charset
-    content = beginning(content, 4 * MAX_CHARS)
-    if b"\0" in content and charset != "utf-16":
+    start = beginning(content, 8 * MAX_CHARS)
+    if len(start) < len(content):
+        defects.append("long_text")
+    if b"\0" in start and charset != "utf-16":
         return ""
-    text = decode(content, charset or "us-ascii", []).replace("\r\n", "\n").removeprefix("\ufeff")
-    return clean_text(as_text(kind, text, part.parameter, [])).replace("\u00ad", "").strip()
+    text = decode(start, charset or "utf-8", defects).replace("\r\n", "\n").removeprefix("\ufeff")
+    return clean_text(as_text(kind, text, part.parameter, defects)).replace("\u00ad", "").strip()

@@ -24,8 +24,7 @@ from emailrl.mail.sources.message import begins_mail, parse_message
 from emailrl.mail.sources.reading import RawEmail, Skipped, decompressed, start_of
 
 Unread = tuple[str, bytes | Path]
-"""A message not yet parsed: its name in the source, and its bytes (a row's are a ``JsonLine`` or ``TableMail``) or the
-file that holds them."""
+"""A message not yet parsed: its name in the source, and its bytes (of a row ``JsonLine`` or ``TableMail``) or file."""
 Item = Unread | RawEmail | Skipped
 Found = Item | Callable[[Path | None], Iterator[Item]]
 """What a source holds: an item, or what unpacks some in a folder."""
@@ -35,8 +34,7 @@ _CMU_NAME = re.compile(r"(?:.*/)?\d+\.$", re.DOTALL)
 """File names such as ``allen-p/inbox/1.``, which are specific to CMU's Enron release."""
 _MAX_WORKERS = 4
 _BATCH_BYTES = 1 << 20
-_BATCH_ITEMS = 512
-_ASSUMED_FILE_BYTES = 4096
+_LEAST_BYTES = 2048  # that each message counts for
 _START_BYTES = 4096
 _HEADER = re.compile(rb"[A-Za-z][A-Za-z0-9-]*:")
 _JSON_STARTS = (b"{", b"\xef\xbb\xbf{")
@@ -149,8 +147,7 @@ def _open_file(path: Path, largest: int, allow_truncated: bool) -> Source:
 
 
 def _folder_items(root: Path, seen: Counter[str], largest: int, allow_truncated: bool) -> Iterator[Found]:
-    """The messages under ``root`` in a fixed order of files, named by their path below it. Links and devices are not
-    followed."""
+    """The messages under ``root`` in a fixed order of files, named by their path below it. Links are not followed."""
     folders = [root]
     while folders:
         folder = folders.pop()
@@ -203,19 +200,20 @@ def _open_many(
     is_tar, is_mbox = archive.is_tar_header(start[: archive.BLOCK]), archive.is_mbox(start)
     is_table = rows.is_mail_table(start)
     unit = "messages" if is_tar or is_mbox else "rows"
+    largest_row = largest // reading.ROW_SHARE
     file = path.open("rb")
     content = decompressed(file)
     found: Iterator[Item]
     if is_tar:
-        found = archive.read_archive(content, inside, largest, cache(lambda: archive.folders_in(path)))
+        found = archive.read_archive(content, inside, largest)
     elif start.startswith(rows.PARQUET_START) and rows.is_mail_parquet(path):
-        found = rows.read_parquet(path, name, largest)
+        found = rows.read_parquet(path, name, largest_row)
     elif is_mbox:
         found = archive.messages_of(iter(lambda: content.read1(archive.READ_BYTES), b""), name, largest)
     elif is_table:
-        found = rows.read_table(content, inside, largest)
-    elif start.startswith(_JSON_STARTS) and rows.is_mail_line(start_of(path, largest, line=True)):
-        found = rows.read_lines(content, name, largest)
+        found = rows.read_table(content, inside, largest_row)
+    elif start.startswith(_JSON_STARTS) and rows.is_mail_line(start_of(path, largest_row, line=True)):
+        found = rows.read_lines(content, name, largest_row)
     else:
         file.close()
         return None
@@ -241,14 +239,17 @@ def _open_many(
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Batches of about ``_BATCH_BYTES``; a larger one is followed by as many empty ones as it has of these, so that no
+    more of it is held at a time than of others."""
     batch: list[Item] = []
     size = 0
     for item in items:
         batch.append(item)
-        if isinstance(item, tuple):
-            size += len(item[1]) if isinstance(item[1], bytes) else _ASSUMED_FILE_BYTES
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_ITEMS:
+        content = item.body if isinstance(item, RawEmail) else item[1] if isinstance(item, tuple) else b""
+        size += max(_LEAST_BYTES, 0 if isinstance(content, Path) else len(content))
+        if size >= _BATCH_BYTES:
             yield batch
+            yield from ([] for _ in range(1, size // _BATCH_BYTES))
             batch, size = [], 0
     if batch:
         yield batch

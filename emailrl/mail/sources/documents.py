@@ -18,9 +18,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from xml.etree import ElementTree
 
+from emailrl.mail.sources.text import MAX_CHARS
+
 PDF_START, ZIP_START = b"%PDF-", b"PK\3\4"
 WORD_MEMBER = "word/document.xml"
-MAX_CHARS = 500_000  # read from one file
 MAX_BYTES = 50 * 1024 * 1024  # of one file
 CPU_SECONDS = 20  # spent on one file
 _MAX_MEMORY = 1024 * 1024 * 1024  # of the process
@@ -36,7 +37,8 @@ class Documents:
         self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def text(self, content: bytes) -> str:
-        """Return the text of a PDF or Word file; an empty string if it has none, is broken or exceeds a bound."""
+        """Return the text of a PDF or Word file, one character more than ``MAX_CHARS`` if it is longer; an empty string
+        if it has none, is broken or exceeds a bound."""
         if len(content) > MAX_BYTES:
             return ""
         if self._child is None:
@@ -48,7 +50,7 @@ class Documents:
             theirs.close()
         try:
             self._child[1].send_bytes(content)
-            return self._child[1].recv_bytes(4 * MAX_CHARS).decode()
+            return self._child[1].recv_bytes(8 * MAX_CHARS).decode()
         except (EOFError, OSError):  # the process has ended
             self.close()
             return ""
@@ -85,7 +87,7 @@ def _text(content: bytes) -> str:
         size += len(piece)
         if size > 2 * MAX_CHARS:  # of which cells leave half at least
             break
-    return "".join(pieces).replace("\n\v\f", "\n").replace("\n\v", "\t").strip()[:MAX_CHARS]
+    return "".join(pieces).replace("\n\v\f", "\n").replace("\n\v", "\t").strip()[: MAX_CHARS + 1]
 
 
 def _serve(connection: Connection, seconds: int) -> None:

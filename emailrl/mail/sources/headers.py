@@ -38,7 +38,6 @@ _COMMENTED = re.compile(rf"({_ADDRESS})\s*\(([^()]*)\)")  # ``ann@x.org (Ann Lee
 _UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]+")
 """Space, controls and marks that turn the direction of text, by which a name could pose as another."""
 _MOST_LISTED = 30  # people: by default an email of that release to more is skipped
-_EXCHANGE = " </O="
 LABEL = re.compile(r'"([^"]*+)"|([^",\s][^",]*+)')  # of Gmail, as Takeout lists them
 _MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
 _MAX_REFERENCES = 100
@@ -116,7 +115,7 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
         for address, name in _COMMENTED.findall(value):
             note(names, [address.lower()], [name])
     found: list[str] = []
-    words: list[str] = []  # items of one word since the last address
+    words: list[str] = []  # items without an address since the last one
     for bare, angles, name in _items(_MAILTO.sub(r"<\1>", _without_comments(value))):
         # Normally there is one address between angle brackets, but some programs put several there.
         specs = [_PREFIX.sub("", spec, count=1).split() for angle in angles for spec in re.split("[,;]", angle.lower())]
@@ -124,7 +123,8 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
         complete = [address for address in inside if "@" in address] or inside[-1:]
         if complete:
             if angles:
-                note(names, map(_bare, complete[:1]), [", ".join([*words, name])])
+                begun = words[:1] if len(words) == 1 else [each for each in words if " " not in each]
+                note(names, map(_bare, complete[:1]), [", ".join([*begun, name])])
             words.clear()
         elif angles:
             continue
@@ -132,13 +132,13 @@ def addresses_of(value: str, names: dict[str, str] | None = None) -> list[str]:
             tokens = _AROUND_SIGNS.sub(r"\1", bare).split()
             complete = [token for token in tokens if "@" in token.strip("@")]
             if not complete:
-                words += tokens if len(tokens) == 1 and "@" not in tokens[0] else []
+                words += [" ".join(tokens)] if tokens and "@" not in bare else []
                 continue
             if len(tokens) > len(complete):  # the preceding words also begin a name
                 words.clear()
         found += [*words, *map(_bare, complete)]
         words.clear()
-    return [each.lower() for each in (*found, *words)]
+    return [each.lower() for each in (*found, *words) if " " not in each]
 
 
 def note(names: dict[str, str], addresses: Iterable[str], written: Iterable[str], *, plain: bool = False) -> None:
@@ -169,17 +169,9 @@ def note_listed(names: dict[str, str], addresses: list[str], listed: str) -> Non
     as there are addresses: both are in the same order."""
     if len(addresses) > _MOST_LISTED:
         return
-    people: list[str] = []
-    if listed.count(_EXCHANGE) == len(addresses):
-        people = [item.partition(" <")[0] for item in listed.split(">, ")]
-    elif "<" not in listed and '"' not in listed:
-        people = listed.split(", ")
-    if len(people) != len(addresses):
-        items = _LISTED.findall(listed)
-        if sum(len(whole) for whole, _, _ in items) == len(listed):
-            people = [quoted or plain for whole, quoted, plain in items if whole]
-    if len(people) == len(addresses):
-        note(names, addresses, people, plain=_is_plain(listed))
+    items = [item for item in _LISTED.findall(listed) if item[0]]
+    if len(items) == len(addresses) and sum(len(whole) for whole, _, _ in items) == len(listed):
+        note(names, addresses, [quoted or plain for _, quoted, plain in items], plain=_is_plain(listed))
 
 
 def _plain_addresses(value: str) -> list[str] | None:
@@ -203,8 +195,7 @@ def _bare(address: str) -> str:
 
 
 def _items(value: str) -> Iterator[tuple[str, list[str], str]]:
-    """The items between commas and semicolons: the text outside angle brackets, the content of each pair, and the
-    name, which may be quoted."""
+    """The items between commas and semicolons: the text outside angle brackets, the content of each pair, the name."""
     text: list[str] = []
     angles: list[str] = []
     name: list[str] = []
@@ -219,7 +210,7 @@ def _items(value: str) -> Iterator[tuple[str, list[str], str]]:
         if kind in ("angle", "open"):
             angles.append(token[kind])
             continue
-        name.append(_ESCAPED.sub(r"\1", token[0][1:-1]) if kind == "quoted" else token[0])
+        name.append(_ESCAPED.sub(r"\1", token[0][1:-1] if kind == "quoted" else token[0]))
         if kind != "quoted":
             text.append(token[0])
         elif value[token.end() : token.end() + 1] == "@":

@@ -83,16 +83,19 @@ _CONTENT, _OCTETS, _PIECES = 0xA0, 0x04, 0x24
 def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     """Parse one message; returns ``Skipped`` if the bytes are empty, not an email or unreadable. A missing Message-ID
     is made from the hash of the bytes, and an unreadable date is None; both are listed in ``defects``."""
+    defects: list[str] = []
     if raw[:1].isdigit() and (counted := _COUNTED.match(raw)):
-        raw = raw[counted.end() : counted.end() + int(counted[1])]
+        begin, size = counted.end(), int(counted[1])
+        if len(raw) < begin + size:
+            defects.append("cut_off")
+        raw = raw[begin : begin + size]
     if b"\r" in raw:
         raw = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if raw[:1] in (b"\n", b"\xef"):
         raw = raw.removeprefix(b"\xef\xbb\xbf").lstrip(b"\n")
     if raw[:5] == b"From " and _ENVELOPE.match(raw):
         raw = raw.partition(b"\n")[2]
-    head = raw.partition(b"\n\n")[0]
-    defects: list[str] = []
+    head, end, _ = raw.partition(b"\n\n")
     try:
         files, kind = list[Part](), ""
         if plain := _plain(head, raw):
@@ -121,6 +124,8 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("unreadable", file_name)
+    if not end and "bad_header" not in defects:  # whose text may follow without an empty line
+        defects.append("cut_off")
     if date is None:
         defects.append("bad_date" if "date" in headers else "no_date")
     if not (message_id := headers.get("message-id", "")):
@@ -355,8 +360,7 @@ def _parts_in(part: Part, most: int, defects: list[str]) -> list[Part] | None:
 
 def _pieces(container: Part, most: int, defects: list[str]) -> list[bytes]:
     """The content between a container's delimiters, as ``_split`` returns it. If the boundary as it was folded opens no
-    part, it is searched with other spacing; after that, any line above a content header counts as a delimiter
-    (``bad_mime`` in ``defects``)."""
+    part, it is searched with other spacing; then any line above a content header is a delimiter (``bad_mime``)."""
     boundary = container.parameter("boundary")
     words = boundary.split()
     for candidate in dict.fromkeys((boundary, " ".join(words), "".join(words))):

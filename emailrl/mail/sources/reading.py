@@ -50,7 +50,9 @@ class Skipped:
 
 
 MADE_UP = "@made-up.emailrl>"  # the end of a generated Message-ID
-MAX_MESSAGE_BYTES = 100 * 1024 * 1024  # larger messages are skipped as ``too_large``
+MAX_MESSAGE_BYTES = 50 * 1024 * 1024  # larger messages are skipped as ``too_large``
+ROW_SHARE = 4
+"""How many times less a row may have: it holds text alone, and a list in it takes twenty times its bytes of memory."""
 MAX_READ_BYTES = 4 * 1024 * 1024  # of the headers of a message or part, and of all texts of a message; more is cut
 BROKEN = (EOFError, zlib.error, lzma.LZMAError, OSError)  # errors raised by reading a truncated or damaged file
 COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}

@@ -31,7 +31,7 @@ _ALTERNATIVES = (
     "(maildir tree, tar archive, mbox, emails.csv, JSONL, Parquet or dataset folder)."
 )
 PARQUET_START = b"PAR1"
-_BATCH_ROWS = 500
+_BATCH_ROWS = 20  # of Parquet, held at once however large they are
 _BUFFER_BYTES = 1 << 20
 _TABLE_COLUMNS = (b"file", b"message")
 _ROW = re.compile(rb"(?:%b,)*+%b\n" % ((rb'(?:(?:"[^"]*+")++(?!")|(?!"))[^,\n]*+',) * 2))
@@ -123,8 +123,7 @@ def _of_msgvault(row: dict[str, Any], name: str) -> RawEmail | Skipped:
 
 
 def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
-    """Convert a row with ART-E's columns to an email, named by its ``file_name`` or else ``name``; ``bad_row`` if a
-    value has the wrong type."""
+    """Convert a row with ART-E's columns to an email, named by its ``file_name`` or else ``name``, or ``bad_row``."""
     try:
         name = clean_text(row.get("file_name") or name)
         people = [row.get(kind) for kind in ("to", "cc", "bcc")]
@@ -186,8 +185,7 @@ def is_mail_parquet(path: Path) -> bool:
 
 
 def read_parquet(path: Path, name: str, largest: int) -> Iterator[RawEmail | Skipped]:
-    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``; none of a truncated file, whose
-    index is at the end."""
+    """Yield the rows as emails, named by their own ``file_name`` or else ``name#row``; none of a truncated file."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -272,8 +270,7 @@ def _fields(record: bytes) -> list[bytes]:
 
 
 def _records(stream: BufferedReader, largest: int) -> Iterator[bytes]:
-    """The rows of a table as they are written; nothing in place of one of more than ``largest`` bytes. Holds at most
-    these and one block."""
+    """The rows of a table as written, holding ``largest`` bytes and a block; nothing in place of longer ones."""
     buffer, looked, dropped = bytearray(), 0, False
     blocks = iter(lambda: stream.read1(READ_BYTES), b"")
     for block in itertools.chain(blocks, (b"\n",)):  # the last row may lack its end

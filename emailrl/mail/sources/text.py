@@ -47,8 +47,8 @@ _STRAY_SHARE = 20  # Base64 has at most one stray character in this many; conten
 _BASE64_LINES = re.compile(rb"\s*+((?:[A-Za-z0-9+/]++={0,2}[ \t]*+(?:\n|\Z))++)")
 _BASE64_LINE = 16  # a first line of this length without a space is Base64, not a word
 
-MAX_HTML_CHARS = 500_000
-"""Maximum characters of HTML to read: a tree takes about a hundred times the memory of its text."""
+MAX_CHARS = 500_000
+"""Maximum characters of one HTML text, whose tree takes about a hundred times its memory, or of an attached file."""
 _BLOCKS = re.compile(
     r"<(?=/?(?:address|blockquote|br|center|d[dlt]|div|h[1-6]|hr|li|ol|p|pre|table|title|tr|ul)[\s/>])", re.IGNORECASE
 )
@@ -68,7 +68,7 @@ _TOLD = re.compile(
 _PARAMETER = re.compile(r';([A-Z]+)="?([^";]*)')
 _ESCAPED = re.compile(r"\\(.)")
 _TIME = re.compile(r"(\d{4})(\d\d)(\d\d)(?:T(\d\d)(\d\d)\d\d(Z?))?")
-_ENRICHED = re.compile(r"<<|<param>[^<]*</param>|</?[a-z0-9-]{1,60}>|\n+", re.IGNORECASE)
+_ENRICHED = re.compile(r"<param>[^<]*</param>|\n(?=\n)", re.IGNORECASE)
 
 
 def codec_of(label: str) -> str | None:
@@ -146,22 +146,12 @@ def as_text(kind: str, text: str, parameter: Callable[[str], str], defects: list
             return html_to_text(text, defects)
         case "text/calendar":
             return calendar_to_text(text)
-        case "text/enriched":
-            return enriched_to_text(text)
+        case "text/enriched":  # RFC 1896: one line end is a space, and n line ends are n - 1
+            html = _ENRICHED.sub(lambda it: "<br>" * (it[0] == "\n"), text.replace("<<", "&lt;"))
+            return html_to_text(html, defects)
         case "text/plain" if parameter("format").lower() == "flowed":
             return flowed_to_text(text, delete_spaces=parameter("delsp").lower() == "yes")
     return text
-
-
-def enriched_to_text(text: str) -> str:
-    """Return the text of ``text/enriched`` (RFC 1896): one line end is a space, and n line ends are n - 1."""
-
-    def plain(found: re.Match[str]) -> str:
-        if found[0][0] == "\n":
-            return found[0][1:] or " "
-        return "<" if found[0] == "<<" else ""
-
-    return _ENRICHED.sub(plain, text)
 
 
 def flowed_to_text(text: str, *, delete_spaces: bool) -> str:
@@ -202,13 +192,14 @@ def calendar_to_text(text: str) -> str:
 
 
 def html_to_text(html: str, defects: list[str]) -> str:
-    """Return the visible text of an HTML email, one line per block. Only the first ``MAX_HTML_CHARS`` characters are
-    read (``html_cut`` in ``defects``); if the parser rejects the markup, only its tags are removed (``bad_html``)."""
+    """Return the visible text of an HTML email, one line per block. Only the first ``MAX_CHARS`` characters are
+    read (``long_text`` in ``defects``); if the parser rejects the markup, only its tags are removed (``bad_html``)."""
     from bs4 import ParserRejectedMarkup
 
-    if len(html) > MAX_HTML_CHARS:
-        defects.append("html_cut")
-        html = html[:MAX_HTML_CHARS]
+    if len(html) > MAX_CHARS:
+        defects.append("long_text")
+        complete, begun, _ = html[:MAX_CHARS].rpartition("<")  # a tag may be cut through
+        html = complete if begun else html[:MAX_CHARS]
     html = _PRE.sub(_with_breaks, _COMMENT.sub("", html).replace("\0", ""))
     html = _CELLS.sub(" <", _BLOCKS.sub("\n<", " ".join(html.split())))
     complete, end, rest = html.rpartition(">")
