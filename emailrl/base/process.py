@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130  # the exit code after a signal
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_HANGUP: Final = (signal.SIGHUP,) if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else ()  # ignored under nohup
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *_HANGUP)
 RUN_ID: Final = "emailrl"
 """How the run id of `emailrl train --nproc` starts; that launcher reports an interrupt for its ranks."""
 TEMPORARY: Final[set[Path]] = set()

@@ -7,7 +7,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mcp import types
@@ -61,8 +61,8 @@ OUTPUTS: Final[dict[str, dict[str, Any]]] = {
 def build_server(
     opened: Callable[[], Mailbox], agent: AgentSettings, ask: Callable[[str], Answer] | None
 ) -> Server[Any]:
-    """The server of one mailbox, ``opened`` for each call, since the database may be replaced; ``ask`` is called in a
-    thread, one question at a time, and listed only if given."""
+    """The server of one mailbox, ``opened`` for each call, since the database may be replaced; ``ask`` is called for
+    one question at a time, and listed only if given. Calls run in threads, so that none delays another."""
     schemas = tool_schemas(agent.model_copy(update={"read_threads": True}))
     functions = {schema["function"]["name"]: schema["function"] for schema in schemas} | {"ask": ASK}
     functions["search_emails"]["description"] += FOUND
@@ -77,35 +77,39 @@ def build_server(
         tools.append(types.Tool(name=name, description=does, input_schema=takes, output_schema=out, annotations=looks))
     one_at_a_time, listed = asyncio.Lock(), types.ListToolsResult(tools=tools)
 
+    def found_by(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        mailbox = opened()
+        if not mailbox.known:
+            raise ToolError(GONE.format(mailbox.inbox))
+        if name not in names:
+            raise ToolError(f"Unknown tool: {name!r}.")
+        if name == "ask":
+            if ask is None or not isinstance(question := arguments.get("question"), str) or not question.strip():
+                raise ToolError("ask needs the argument 'question'.")
+            answer = ask(question.strip())
+            return {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
+        if (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
+            raise ToolError("No email of this mailbox has this message id.")
+        for hit in found if name == "search_emails" else ():  # a snippet shows no match in a name
+            if email := mailbox.read(hit["message_id"]):
+                hit.update(subject=email.subject, attachments=email.attachments[:20])
+        found = with_names(mailbox, found)
+        value = {"emails": found} if isinstance(found, list) else found
+        if name == "search_emails" and not found and any(len(each.split()) > 1 for each in arguments["keywords"]):
+            value["hint"] = "A keyword of several words is a phrase: pass each word as a keyword of its own."
+        return value
+
     async def list_tools(context: Any, parameters: Any) -> types.ListToolsResult:
         return listed
 
     async def call(context: Any, parameters: types.CallToolRequestParams) -> types.CallToolResult:
         name, arguments = parameters.name, parameters.arguments or {}
         try:
-            mailbox = opened()
-            if not mailbox.known:
-                raise ToolError(GONE.format(mailbox.inbox))
-            if name not in names:
-                raise ToolError(f"Unknown tool: {name!r}.")
-            if name == "ask":
-                if ask is None or not isinstance(question := arguments.get("question"), str) or not question.strip():
-                    raise ToolError("ask needs the argument 'question'.")
-                async with one_at_a_time:
-                    answer = await asyncio.to_thread(ask, question.strip())
-                found: Any = {"answer": answer.answer, "sources": answer.sources, "stop_reason": answer.stop_reason}
-            elif (found := call_tool(mailbox, name, arguments)) is EMAIL_NOT_FOUND:
-                raise ToolError("No email of this mailbox has this message id.")
+            async with one_at_a_time if name == "ask" else nullcontext():
+                value = await asyncio.to_thread(found_by, name, arguments)
         except (ToolError, EmailRLError, ImportError) as error:
             error = explained(error) if isinstance(error, ImportError) else error
             return types.CallToolResult(content=[types.TextContent(text=str(error))], is_error=True)
-        for hit in found if name == "search_emails" else ():  # a snippet shows no match in a name
-            if email := mailbox.read(hit["message_id"]):
-                hit.update(subject=email.subject, attachments=email.attachments[:20])
-        found = found if name == "ask" else with_names(mailbox, found)
-        value = {"emails": found} if isinstance(found, list) else found
-        if name == "search_emails" and not found and any(len(each.split()) > 1 for each in arguments["keywords"]):
-            value["hint"] = "A keyword of several words is a phrase: pass each word as a keyword of its own."
         framed = FRAMED.format(nonce=secrets.token_hex(8), content=to_json(value))
         return types.CallToolResult(content=[types.TextContent(text=framed)], structured_content=value)
 

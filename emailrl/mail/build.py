@@ -24,11 +24,11 @@ from pathlib import Path
 
 from emailrl import __version__
 from emailrl.base import disk
-from emailrl.base.disk import Lock, check_beside, check_place
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.install import need
 from emailrl.base.process import TEMPORARY
 from emailrl.mail import database
+from emailrl.mail.database import INDEXED
 from emailrl.mail.languages import FOREIGN, Stems
 from emailrl.mail.sieve import KEPT_BY, Keys, Listing, Sieve, SiftedMail, keys_of, sift
 from emailrl.mail.sources import RawEmail, Skipped, Source
@@ -96,7 +96,8 @@ def build_database(
     sieve = Sieve(dedupe=settings.dedupe, listing=listing)
     judge = functools.partial(sift, settings=settings)
     with _claimed(Path(os.path.expanduser(db)), overwrite=overwrite, append=append, sync=sync) as (db, building):
-        old = db if (append or sync) and db.exists() else None
+        stamp = disk.stamp_of(db) if append or sync else None
+        old = db if stamp else None
         with _naming(db), contextlib.closing(_Loader(building, None if sync else old)) as loader:
             before: set[bytes] = set()
             for keys in _keys_in(old, texts=settings.attachment_text) if old else ():
@@ -125,14 +126,7 @@ def build_database(
                 _check_removal(db, removed, num_before, sieve.unread)
                 loader.write(progress, texts=settings.attachment_text)
         if is_new:
-            try:
-                disk.sync(building)
-                if not overwrite and old is None:  # a file that has appeared may not be replaced
-                    os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-                os.replace(building, db)
-                disk.sync(db.parent)
-            except OSError as error:
-                raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
+            _replace(db, building, stamp, overwrite=overwrite)
         elif not (append and old) and not loader.mails:
             counts = ", ".join(f"{number:,} {why}" for why, number in sieve.skipped.items()) or "no message was found"
             keeping = "".join(f" {KEPT_BY[why]} keeps {why}." for why in sieve.skipped if why in KEPT_BY)
@@ -171,15 +165,14 @@ def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator
     """Lock the target: its real path, and the empty file beside it to build in, which is removed at the end."""
     if overwrite + append + sync > 1:
         raise UsageError("--overwrite, --append and --sync are mutually exclusive.", "Choose one.")
-    check_place(db, "--db")
-    _check(db, overwrite=overwrite, append=append or sync)
+    disk.check_place(db, "--db")
     with contextlib.ExitStack() as at_end:
         try:
             db = db.resolve(strict=db.is_symlink())  # of links, check_place passes only a circle, which is an error
             building = db.with_name(f"{db.name}.building")
             at_end.callback(_remove, [folder for folder in db.parents if not folder.exists()], db)
             db.parent.mkdir(parents=True, exist_ok=True)
-            lock = Lock(db.with_name(f"{db.name}.gen-db-lock"))
+            lock = database.locked(db)
             at_end.callback(TEMPORARY.difference_update, (building, lock.path))
             at_end.callback(lock.close, remove=True)
             at_end.callback(building.unlink, missing_ok=True)
@@ -188,9 +181,6 @@ def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator
             building.unlink(missing_ok=True)  # a build that was killed leaves it
             shutil.rmtree(building.with_suffix(".unpacked"), ignore_errors=True)
             building.touch(exist_ok=False)
-        except BlockingIOError:
-            hint = "Wait for it to finish, or choose another --db."
-            raise EmailRLError(f"Another gen-db is writing {db}.", hint) from None
         except FileExistsError as error:  # a folder cannot be made where a file stands
             raise _unwritable(db, f"{error.filename} is not a folder") from error
         except (OSError, RuntimeError) as error:  # RuntimeError: Python's word, up to 3.12, for links in a circle
@@ -205,7 +195,7 @@ def _remove(new_folders: list[Path], db: Path) -> None:
 
 
 def _check(db: Path, *, overwrite: bool, append: bool) -> None:
-    check_beside(db, "--db")
+    disk.check_beside(db, "--db")
     try:
         is_file, exists = db.is_file(), db.exists()
     except OSError as error:
@@ -225,6 +215,22 @@ def _check(db: Path, *, overwrite: bool, append: bool) -> None:
     if not (overwrite or append):
         hint = "Replace it with --overwrite, or add to it with --append."
         raise UsageError(f"The database {db} already exists.", hint)
+
+
+def _replace(db: Path, building: Path, stamp: tuple[int, int, int] | None, *, overwrite: bool) -> None:
+    """Put the new file in the target's place, if that has still the ``stamp`` of when it was read, or is still free."""
+    try:
+        disk.sync(building)
+        if stamp or overwrite:
+            _check(db, overwrite=overwrite, append=not overwrite)  # another program may have begun to write
+        else:
+            os.close(os.open(db, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        if stamp and disk.stamp_of(db) != stamp:
+            raise EmailRLError(f"{db} has changed while gen-db ran.", "Run it again; nothing was written.")
+        os.replace(building, db)
+        disk.sync(db.parent)
+    except OSError as error:
+        raise EmailRLError(f"The database {db} cannot be written: {error.strerror or error}.") from error
 
 
 def _unwritable(db: Path, why: str) -> UsageError:
@@ -261,13 +267,8 @@ _STAGED_BEFORE = """
         names, attachments, machine, refs, extra, parties
     FROM emails WHERE id <= ? OR id >= ?"""
 """The emails of a database as they are staged, without those between two ids."""
-_INDEX = (
-    "INSERT INTO emails_fts(rowid, subject, body, parties, extra) SELECT id, subject, body, parties, extra FROM emails "
-)
-_UNINDEX = (
-    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties, extra) "
-    "SELECT 'delete', id, subject, body, parties, extra FROM emails "
-)
+_INDEX = f"INSERT INTO emails_fts(rowid, {INDEXED}) SELECT id, {INDEXED} FROM emails "
+_UNINDEX = f"INSERT INTO emails_fts(emails_fts, rowid, {INDEXED}) SELECT 'delete', id, {INDEXED} FROM emails "
 _STEMMED = f"""
     SELECT names || char(10) || attachments, subject, body FROM emails
     WHERE id BETWEEN ? AND ? AND extra LIKE '%{FOREIGN}'"""
@@ -294,8 +295,9 @@ class _PartyWords(dict[str, str]):
             self[address] = database.party_word(number)
             self._last = max(self._last, number)
 
-    def numbers(self) -> Iterator[tuple[str, int]]:
-        return ((address, int(word.strip(database.PARTY))) for address, word in self.items())
+    def numbers(self, above: int) -> Iterator[tuple[str, int]]:
+        found = ((address, int(word.strip(database.PARTY))) for address, word in self.items())
+        return (each for each in found if each[1] > above)
 
 
 class _Loader:
@@ -368,8 +370,7 @@ class _Loader:
             for statement in database.TABLES:
                 self._connection.execute(statement)
         self._load(ends, progress)
-        numbers = (item for item in self._words.numbers() if item[1] > known)
-        sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", numbers)
+        sql.executemany("INSERT INTO addresses(address, id) VALUES (?, ?)", self._words.numbers(above=known))
         sql.execute("DELETE FROM threads")
         sql.executemany("INSERT INTO threads VALUES (?, ?)", threads_of(sql.execute(_THREADED)))
         if staying:

@@ -35,10 +35,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from emailrl.base.disk import not_a_file
+from emailrl.base.disk import Lock, not_a_file
 from emailrl.base.errors import EmailRLError, UsageError
 
 PARTY = "\ue000"  # the first and the last character of every party word
+INDEXED = "subject, body, parties, extra"
 SNIPPET_WORDS = 15  # length of a search hit's snippet, as in ART-E
 TOKENIZER = "tokenize='unicode61 remove_diacritics 2'"  # 1, the default, keeps letters with two accents: Việt
 
@@ -108,20 +109,16 @@ sqlite_master = sa.table("sqlite_master", sa.column("type"), sa.column("name")) 
 TABLES: list[sa.Executable] = [
     *map(CreateTable, metadata.sorted_tables),
     sa.text(
-        "CREATE VIRTUAL TABLE emails_fts USING "
-        f"fts5(subject, body, parties, extra, content='emails', content_rowid='id', {TOKENIZER})"
+        f"CREATE VIRTUAL TABLE emails_fts USING fts5({INDEXED}, content='emails', content_rowid='id', {TOKENIZER})"
     ),
 ]
 INDEXES = [
     CreateIndex(each) for table in metadata.sorted_tables for each in sorted(table.indexes, key=lambda i: str(i.name))
 ]
 """Created after a bulk load, which is faster."""
-_INDEX_NEW = (
-    "INSERT INTO emails_fts(rowid, subject, body, parties, extra) "
-    "VALUES (new.id, new.subject, new.body, new.parties, new.extra);"
-)
+_INDEX_NEW = f"INSERT INTO emails_fts(rowid, {INDEXED}) VALUES (new.id, new.subject, new.body, new.parties, new.extra);"
 _UNINDEX_OLD = (
-    "INSERT INTO emails_fts(emails_fts, rowid, subject, body, parties, extra) "
+    f"INSERT INTO emails_fts(emails_fts, rowid, {INDEXED}) "
     "VALUES ('delete', old.id, old.subject, old.body, old.parties, old.extra);"
 )
 
@@ -195,6 +192,7 @@ SQLITE_ERRORS: Final = (sqlite3.Error, DBAPIError)  # SQLite's errors as the dri
 OTHER_FILE = "Name another file with --db."
 MARK = "emailrl "  # the start of ``written_by`` in ``meta``, by which every database that gen-db wrote is recognized
 _REBUILD = "Name another file with --db, or move this one away and build one with emailrl gen-db."
+LOCK_END: Final = ".gen-db-lock"
 _HEADER = b"SQLite format 3\0"
 _MAPPED_BYTES = 2147418112  # of a file: SQLite's maximum
 _CHECK_STEPS = 100_000  # of SQLite's virtual machine between two checks for Ctrl-C, about a millisecond
@@ -236,6 +234,14 @@ def opened(db: Path) -> Iterator[Connection]:
     """Open a connection with ``connect`` for the block; SQLite's errors in it are raised as by ``reading``."""
     with reading(db), connect(db) as connection:
         yield connection
+
+
+def locked(db: Path) -> Lock:
+    """Lock a database for the command that writes it; EmailRLError if another one does."""
+    try:
+        return Lock(db.with_name(f"{db.name}{LOCK_END}"))
+    except BlockingIOError:
+        raise EmailRLError(f"Another gen-db or forget is writing {db}.", "Wait for it to finish.") from None
 
 
 def connect_for_loading(path: Path) -> Connection:
@@ -337,8 +343,9 @@ def how_to_get(db: Path) -> str:
     """Return what to do about a missing database: name another of the same folder, or build one."""
     if others := sorted(other.name for other in db.parent.glob("*.db") if other != db):
         return f"Name one with --db or EMAILRL_DB; {db.parent} has {', '.join(others)}."
-    demo = "emailrl gen-db --source demo --db data/demo.db"
-    how = f"Index mail: emailrl gen-db --source PATH; or the demo mailbox: {demo}"
+    how = (
+        "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
+    )
     return f"{how}. If there is one elsewhere, name it with --db."
 
 

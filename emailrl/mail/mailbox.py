@@ -44,6 +44,7 @@ Order = Literal["newest", "relevance"]
 """The order of hits, which determines the top ten; ties in relevance are newest first."""
 MAX_KEYWORDS = 32
 MAX_KEYWORD_CHARS = 1000
+MAX_WORDS = 64  # of all keywords: a search looks at each of them wherever another occurs
 MOST_COUNTED = 1000  # Matches that are counted, in about a millisecond
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _FIRST_ID, _LAST_ID = -(2**63), 2**63 - 1
@@ -356,16 +357,13 @@ def _check_text(name: str, value: str) -> None:
 
 
 def _checked(keywords: object) -> list[str]:
-    if not isinstance(keywords, list | tuple):
+    if not isinstance(keywords, list | tuple) or not all(isinstance(keyword, str) for keyword in keywords):
         raise ToolError("keywords must be a list of strings.")
-    if len(keywords) > MAX_KEYWORDS:
-        raise ToolError(f"There are more than {MAX_KEYWORDS} keywords.")
-    for keyword in keywords:
-        if not isinstance(keyword, str):
-            raise ToolError("keywords must be a list of strings.")
-        if len(keyword) > MAX_KEYWORD_CHARS:
-            raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
-        _check_text("keywords", keyword)
+    if len(max(keywords, key=len, default="")) > MAX_KEYWORD_CHARS:
+        raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
+    if len(keywords) > MAX_KEYWORDS or sum(len(marked(keyword).split()) for keyword in keywords) > MAX_WORDS:
+        raise ToolError(f"There are more than {MAX_KEYWORDS} keywords, or more than {MAX_WORDS} words in them.")
+    _check_text("keywords", "".join(keywords))
     return [keyword.replace(database.PARTY, " ") for keyword in keywords]
 
 
@@ -411,9 +409,7 @@ _MOST_MEANINGS = 1000  # of keywords kept for a file
 _PHONES = [*map(re.compile, ("(?:[+0].*)?(...)(...)(....)", "(?:[+0].*)?(...)(...)(...)", "[+0].+(..)(..)(..)(..)"))]
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
-_NAMED = (
-    "SELECT m.names FROM emails_fts CROSS JOIN emails m WHERE emails_fts MATCH ? AND m.id = emails_fts.rowid LIMIT ?"
-)
+_NAMED = "SELECT m.names FROM emails_fts f CROSS JOIN emails m WHERE emails_fts MATCH ? AND m.id = f.rowid LIMIT ?"
 _TEXT = "SELECT coalesce(subject, ''), coalesce(body, '') FROM emails WHERE message_id = ?"
 _NEWEST = f"""
     SELECT message_id, {_SNIPPET_IF_SHORT} FROM emails_fts CROSS JOIN emails e
@@ -435,12 +431,10 @@ _SEARCH = f"""
     CROSS JOIN emails_fts CROSS JOIN emails e
     WHERE emails_fts.rowid = hits.id AND emails_fts MATCH ? AND e.id = hits.id
     ORDER BY {{then}}"""
-_SUBJECT_WEIGHT = 5.0  # of a keyword relative to the body: a subject summarizes its email in few words
+_RANK = "bm25(emails_fts, 5.0, 1.0, 0.0, 1.0)"  # the subject counts five times: it summarizes its email in few words
 _SEARCHES: dict[Order, str] = {
     "newest": _SEARCH.format(score=0, first="emails_fts.rowid", then="e.id"),
-    "relevance": _SEARCH.format(
-        score=f"bm25(emails_fts, {_SUBJECT_WEIGHT}, 1.0, 0.0, 1.0)", first="score, m.id", then="score, e.id"
-    ),
+    "relevance": _SEARCH.format(score=_RANK, first="score, m.id", then="score, e.id"),
 }
 _BEGINNING = f"m.message_id, m.subject, substr(m.body, 1, {database.SNIPPET_WORDS * 20})"
 _UNSEARCHED = _HITS.format(columns=_BEGINNING, first="emails_fts.rowid")

@@ -24,7 +24,7 @@ from pyarrow.parquet import ParquetFile
 
 from emailrl.base.disk import LOCK, check_cache, is_locked, replace_bytes
 from emailrl.base.errors import EmailRLError, UsageError
-from emailrl.mail.database import PARTY, emails
+from emailrl.mail.database import LOCK_END, PARTY, emails, locked
 from emailrl.mail.sources.reading import BROKEN, decompressed
 from emailrl.measure.export import MARKER
 from emailrl.records.index import index_path
@@ -133,8 +133,8 @@ def _files(folder: Path, left: dict[Path, str]) -> list[Path]:
     found = []
     for parent, folders, names in os.walk(folder):
         for path in (Path(parent, name) for name in sorted([*folders, *names])):
-            if path.name == LOCK and is_locked(path):
-                raise UsageError(f"A run is writing in {path.parent}.", "Wait for its end.")
+            if (path.name == LOCK or path.name.endswith(LOCK_END)) and is_locked(path):
+                raise UsageError(f"A run or gen-db is writing in {path.parent}.", "Wait for its end.")
             mode = path.lstat().st_mode
             if stat.S_ISREG(mode):
                 found.append(path)
@@ -193,12 +193,15 @@ def _tables(path: Path) -> set[str]:
 @contextmanager
 def _opened(path: Path, traces: _Traces) -> Iterator[sqlite3.Connection]:
     check_cache(path, "--folder")
+    lock = locked(path)
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.create_function("names", 1, traces.names, deterministic=True)
             yield connection
     except (sqlite3.Error, ValueError) as error:
         raise EmailRLError(f"{path} cannot be rewritten ({error}).", "Close what uses it, and run it again.") from None
+    finally:
+        lock.close(remove=True)
 
 
 def _filter_database(path: Path, traces: _Traces) -> None:

@@ -33,15 +33,10 @@ _PREFIX = re.compile(r"^(?:\s*(?:re|fw|fwd|aw|wg|tr|sv|antw)\s*(?:\[\d+\]|\(\d+\
 _REPLY = re.compile(r"^\s*(?:re|aw|sv|antw)\s*(?:\[\d+\]|\(\d+\))?\s*:", re.IGNORECASE)
 _FORWARD = re.compile(r"^\s*(?:fw|fwd|wg|tr)\s*:", re.IGNORECASE)
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
-_STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "a about all am an and any are as at be been but by can do for from had has have hello here hi how i "
-        "if in info is it its just me more my new no not note of off on or our out please question questions "
-        "re fw fwd so some thanks thank that the their them there this to up us was we were what when where "
-        "who will with would you your",
-    )
-)
+_STOP = """a about all am an and any are as at be been but by can do for from had has have hello here hi how i if in
+    info is it its just me more my new no not note of off on or our out please question questions re fw fwd so some
+    thanks thank that the their them there this to up us was we were what when where who will with would you your"""
+_STOP_WORDS = frozenset(_STOP.split())
 _QUOTE_BEGINS = re.compile(
     r"""^[ \t]*(?:
         -{2,}\s*original\ message          # Outlook
@@ -161,9 +156,8 @@ class Inbox:
 
     def called(self, address: str) -> str:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
-        name = name_of(address)
-        if name is None or len({namesake.partition("@")[2] for namesake in self._by_name[name]}) > 1:
-            return self._written.get(address, address)
+        if (name := name_of(address)) is None or len({one.partition("@")[2] for one in self._by_name[name]}) > 1:
+            name = address
         return self._written.get(address, name)
 
     def is_me(self, address: str) -> bool:
@@ -303,7 +297,7 @@ class MailReader:
         self._mails: dict[int, Mail] = {}
 
     def open(self, inbox: str) -> Inbox:
-        """Return everything sent or received by an address, except emails without a date."""
+        """Return everything sent or received by an address, except emails without a date or of a year that is wrong."""
         ids = sorted(self.ids(inbox))
         unread = [email_id for email_id in ids if email_id not in self._mails]
         columns = ("id", "message_id", "subject", "from_address", "date", "body", "machine", "names")
@@ -338,7 +332,7 @@ class MailReader:
         return dict(Counter(kind for email_id, kind in kinds if email_id in ids))
 
     def ids(self, inbox: str) -> set[int]:
-        is_dated = emails.c.date > ""
+        is_dated = emails.c.date.between("1000", "9000")  # days are added and taken away
         sent = select(emails.c.id).where(emails.c.from_address == inbox, is_dated)
         got = select(emails.c.id).join(recipients).where(recipients.c.recipient_address == inbox, is_dated)
         return set(self.connection.scalars(sent.union(got)))

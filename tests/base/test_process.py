@@ -122,3 +122,14 @@ def test_the_end_is_bounded(how: str, code: int, out: str, trace: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
     assert ended.returncode == code and trace in ended.stderr
     assert ended.stdout in (out, "said\n") if how == "handler" else ended.stdout == out
+
+
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
+def test_the_end_of_the_terminal_interrupts_unless_it_is_ignored(handler: str) -> None:
+    code = f"import os, signal; signal.signal(signal.SIGHUP, signal.{handler}); from emailrl.base import process; "
+    code += "process.install(); os.kill(os.getpid(), signal.SIGHUP); print('goes on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ("goes on" in done.stdout, "KeyboardInterrupt" in done.stderr) == (
+        handler == "SIG_IGN",
+        handler == "SIG_DFL",
+    )

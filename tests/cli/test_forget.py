@@ -15,6 +15,8 @@ import pytest
 from pyarrow import CompressedOutputStream
 
 from emailrl.mail import database_fingerprint, open_mailbox
+from emailrl.mail.database import locked
+from emailrl.measure.forget import _opened, _Traces
 from emailrl.questions.load import questions_file, read_jsonl, write_demo, write_scenarios
 from emailrl.settings import StoreSettings
 
@@ -153,3 +155,21 @@ def test_lines_go_in_any_spelling_and_a_refusal_changes_nothing(emailrl, tmp_pat
     assert (tmp_path / "q.jsonl").read_text() == "\n".join(lines) + "\n"
     assert emailrl("forget", "--inbox", "ann@example.com", "--yes")[0] == 0
     assert (tmp_path / "q.jsonl").read_text() == "{torn\n" + '{"id": 1}\n'
+
+
+def test_forget_and_gen_db_exclude_each_other(emailrl, tmp_path: Path) -> None:
+    db, mail = tmp_path / "mail.db", tmp_path / "ann.eml"
+    mail.write_text("From: ann@example.com\nTo: bob@example.com\nMessage-ID: <a@x>\nSubject: s\n\nLunch.\n")
+    assert emailrl("gen-db", "--source", mail, "--db", db)[0] == 0
+    before = db.read_bytes()
+    lock = locked(db)
+    code, _, error = emailrl("forget", "--inbox", "ann@example.com", "--yes")
+    lock.close(remove=True)
+    assert code == 2 and "gen-db" in error and db.read_bytes() == before
+
+    with _opened(db, _Traces("ann@example.com")):
+        code, _, error = emailrl("gen-db", "--source", mail, "--db", db, "--append")
+    assert code == 1 and "forget" in error and db.read_bytes() == before
+    assert emailrl("forget", "--inbox", "ann@example.com", "--yes")[0] == 1  # her mail is the user's own
+    assert b"ann@example.com" not in db.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ann.eml", "mail.db"]

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -262,3 +263,25 @@ def test_the_registrys_schema_takes_the_entry(tmp_path: Path) -> None:
     assert "mcp-registry-server-json-valid" not in told(entry)
     entry["packages"][0]["transport"] = {"type": "pipe"}
     assert "mcp-registry-server-json-valid" in told(entry)
+
+
+def test_a_slow_search_delays_no_other_call(db: Path) -> None:
+    from emailrl.integrations.mcp import build_server
+
+    goes_on = threading.Event()
+
+    def opened() -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            assert goes_on.wait(30)
+        return open_mailbox(db, ANN)
+
+    async def work() -> Any:
+        async with mcp.Client(build_server(opened, load_settings(environ={}, cwd=db.parent).agent, None)) as client:
+            search = asyncio.create_task(client.call_tool("search_emails", {"keywords": ["lease"]}))
+            await asyncio.sleep(0.1)
+            assert (await client.list_tools()).tools and not search.done()
+            goes_on.set()
+            return await search
+
+    found = asyncio.run(asyncio.wait_for(work(), 60))
+    assert [hit["message_id"] for hit in found.structured_content["emails"]] == ["<m0@x>"]

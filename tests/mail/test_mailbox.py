@@ -19,6 +19,7 @@ from emailrl.agent.tools import read_email, read_thread
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
 from emailrl.mail import Email, SearchHit, database_fingerprint, open_mailbox
 from emailrl.mail.build import build_database
+from emailrl.mail.sources import RawEmail
 from emailrl.settings import AgentSettings, StoreSettings
 
 ANN, BOB, CY = "ann@x.org", "bob@x.org", "cy@x.org"
@@ -223,3 +224,13 @@ def test_a_search_without_memory_asks_for_fewer_keywords(tmp_path: Path, email: 
     command = [sys.executable, "-c", SEARCH_IN_40_MB, tmp_path / "mail.db"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "ToolError: The search needs too much memory. Use fewer keywords." in done.stderr
+
+
+def test_a_search_has_a_limited_number_of_words(tmp_path: Path) -> None:
+    db = build_database([RawEmail("<1@x>", "s", "a@x", ["b@x"], [], [], None, "a " * 99)], tmp_path / "m.db").db
+    for names in (False, True):
+        with open_mailbox(db, "a@x", names=names) as box:
+            assert [hit.message_id for hit in box.search(["a " * 60, "a a", "a", "a"])] == ["<1@x>"]
+            for keywords in (["a " * 65], ["a." * 33, "a " * 32], ["a"] * 33):
+                with pytest.raises(ToolError, match="words"):
+                    box.search(keywords)

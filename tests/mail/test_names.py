@@ -19,6 +19,7 @@ from emailrl.mail.build import build_database
 from emailrl.mail.database import database_fingerprint
 from emailrl.mail.languages import spellings
 from emailrl.mail.sources import RawEmail, open_source, parse_message
+from emailrl.mail.sources.reading import MADE_UP
 from emailrl.mail.threads import threads_of
 
 ME = "ann@x.org"
@@ -270,3 +271,19 @@ def test_people_are_named_by_address_or_name(db: Path) -> None:
         assert [hit.message_id for hit in box.search([], from_addr="obrien")] == ["<2@x>"]
         assert box.search([], from_addr="Miete") == box.search([], from_addr="Mieterhöhung") == []
     assert open_mailbox(db, ME, names=False).search([], from_addr="Mueller") == []
+
+
+def test_an_address_after_words_is_no_message_id() -> None:
+    def referred(value: str) -> list[str]:
+        return parse_message(f"From: a@x\nTo: b@x\nIn-Reply-To: {value}\nSubject: s\n\nb\n".encode()).references
+
+    assert referred("Your message of Monday <bob@corp.com>") == referred("Monday\n <bob@corp.com>") == []
+    assert referred("<a@x> (Bob <bob@corp.com> wrote)") == ["<a@x>"]
+    assert referred("<a@x>\n\t<b@x>,<c@x>, <d@x>") == [f"<{name}@x>" for name in "abcd"]
+    assert referred('Your message of "Mon" <9504031600.AA12@x>') == ["<9504031600.AA12@x>"]
+
+
+@pytest.mark.parametrize("own", ["<>", "< >", ""])
+def test_an_empty_message_id_is_none(own: str) -> None:
+    email = parse_message(f"From: a@x\nTo: b@x\nMessage-ID: {own}\nSubject: s\n\nb\n".encode())
+    assert "no_message_id" in email.defects and email.message_id.endswith(MADE_UP)

@@ -36,7 +36,7 @@ def test_a_second_build_ends_at_once(tmp_path: Path, email: Make, flags: dict[st
 
     def mails() -> Iterator[RawEmail]:
         yield email(2)
-        with pytest.raises(EmailRLError, match=r"Another gen-db is writing .*mail\.db") as refused:
+        with pytest.raises(EmailRLError, match=r"Another gen-db or forget is writing .*mail\.db") as refused:
             build_database((read.append(1) or email(3) for _ in range(1)), db, **flags)
         assert "\n" not in str(refused.value) and not read
 
@@ -104,6 +104,34 @@ def test_what_is_no_database_is_not_replaced(tmp_path: Path, flags: dict[str, bo
 def script(db: Path, statements: str) -> None:
     with contextlib.closing(sqlite3.connect(db)) as connection:
         connection.executescript(statements)
+
+
+@pytest.mark.parametrize("flag", ["append", "sync", "overwrite"])
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_database_that_another_program_writes_meanwhile_is_not_replaced(
+    tmp_path: Path, email: Make, flag: str, is_committed: bool
+) -> None:
+    db = tmp_path / "mail.db"
+    build_database([email(1)], db)
+    with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as writer:
+
+        def mails() -> Iterator[RawEmail]:
+            writer.execute("BEGIN IMMEDIATE")
+            writer.execute("UPDATE emails SET file_name = 'changed'")
+            if is_committed:
+                writer.execute("COMMIT")
+            yield from (email(1), email(2))
+
+        if flag == "overwrite" and is_committed:  # of which nothing was read
+            build_database(mails(), db, overwrite=True)
+            assert ids(db) == ["<1@x>", "<2@x>"]
+            return
+        with pytest.raises(EmailRLError, match="has changed" if is_committed else "journal still exists"):
+            build_database(mails(), db, **{flag: True})
+        if not is_committed:
+            writer.execute("COMMIT")
+    assert rows(db, "SELECT message_id, file_name FROM emails") == [("<1@x>", "changed")]
+    assert only(tmp_path) == ["mail.db"]
 
 
 @pytest.mark.parametrize("mode", ["delete", "wal"])

@@ -39,7 +39,8 @@ _UNSHOWN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2
 """Space, controls and marks that turn the direction of text, by which a name could pose as another."""
 _MOST_LISTED = 30  # people: by default an email of that release to more is skipped
 LABEL = re.compile(r'"([^"]*+)"|([^",\s][^",]*+)')  # of Gmail, as Takeout lists them
-_MESSAGE_ID = re.compile(r"<[^<>\s]{1,998}>")
+_MESSAGE_ID = re.compile(r"(?<![^>,;)] )<[^<> ]{1,998}>|<[^<> ]{0,99}\d{5}[^<> ]{1,899}>")
+"""After words, as in ``Your message of Monday <bob@x.org>``, only what has a long number as addresses have not."""
 _MAX_REFERENCES = 100
 _MAX_REMEMBERED = 1000  # characters of a header
 MAX_NAME_CHARS = 200  # maximum characters of a person's or file's name; longer ones are cut
@@ -255,7 +256,7 @@ def people_in(value: str, listed: str = "") -> tuple[list[str], dict[str, str]]:
 
 def message_ids(values: str) -> list[str]:
     """Return the Message-IDs in References and In-Reply-To: the first, which began the thread, and the last."""
-    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(values)))] if values else []
+    found = [*dict.fromkeys(map(clean_text, _MESSAGE_ID.findall(" ".join(values.split()))))] if values else []
     return found[:1] + found[1:][-_MAX_REFERENCES:]
 
 

@@ -120,7 +120,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
             if "@" in value and " " not in value:  # others name a list or a local mailbox
                 bcc += [each for each in people_in(value)[0] if not any(each in those for those in people)]
         date = parse_date(headers.get("date", ""))
-        references = message_ids(" ".join([headers[name] for name in THREAD if name in headers]))
+        refs = message_ids(" ".join([headers[name] for name in THREAD if name in headers]))
         machine = machine_of(headers, sender[0] if sender else "", kind)
     except Exception:  # the library raises many kinds on hostile input; the message is counted, never lost
         return Skipped("damaged", file_name)
@@ -128,7 +128,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
         defects.append("cut_off")
     if date is None:
         defects.append("bad_date" if "date" in headers else "no_date")
-    if not (message_id := headers.get("message-id", "")):
+    if not (message_id := headers.get("message-id", "")).strip("<> "):
         message_id = made_up_id(raw)
         defects.append("no_message_id")
     if "\0" in text or "\0" in "".join(headers.values()):
@@ -139,9 +139,7 @@ def parse_message(raw: bytes, file_name: str = "") -> RawEmail | Skipped:
     ids, kinds = (message_id, subject, sender[0] if sender else ""), tuple(sorted(set(defects))) if defects else ()
     shown = [name for part in files if (name := shown_name(part.name))]
     labels = [a or b for a, b in LABEL.findall(header_text(row, []))] if (row := headers.get("x-gmail-labels")) else []
-    return RawEmail(
-        *ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, references, machine, labels, files
-    )
+    return RawEmail(*ids, to, cc, bcc, date, text, file_name, kinds, True, names, shown, refs, machine, labels, files)
 
 
 def begins_mail(start: bytes) -> bool:

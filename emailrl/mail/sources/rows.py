@@ -138,7 +138,7 @@ def row_to_email(row: Mapping[str, Any], name: str = "") -> RawEmail | Skipped:
     except (AttributeError, TypeError, ValueError, OverflowError):
         return Skipped("bad_row", name)
     message_id, sender = message_id.strip(), _bare(sender, names)
-    if not message_id:
+    if not message_id.strip("<> "):
         message_id = made_up_id(repr(sorted(row.items())).encode("utf-8", "replace"))
         defects.append("no_message_id")
     if nul:

@@ -230,3 +230,14 @@ def test_how_realistic_a_question_is(sender: str, subject: str, body: str, copie
 def test_no_question_takes_more_mails_than_may_be_its_sources(db: Path, scenarios: list[Scenario]) -> None:
     assert max(len(s.message_ids) for s in scenarios) > 2
     assert max(len(s.message_ids) for s in generate(db, limit=400, max_source_mails=2)) == 2
+
+
+@pytest.mark.parametrize("year", [1, 9999])
+def test_a_mail_of_a_year_that_is_wrong_is_no_part_of_a_question(tmp_path: Path, year: int) -> None:
+    day, mails = datetime(year, 1 if year == 1 else 12, 3, tzinfo=UTC), mails_of_seven()
+    wrong = [
+        replace(each, message_id=f"<w{n}@x>", subject=f"old {each.subject}", date=day) for n, each in enumerate(mails)
+    ]
+    found = generate(build_database([*mails, *wrong], tmp_path / "mail.db").db, kinds=KINDS, limit=100)
+    assert len(found) == 100 and {each.query_date[:3] for each in found} == {"200"}
+    assert not {each for scenario in found for each in scenario.message_ids} & {each.message_id for each in wrong}
