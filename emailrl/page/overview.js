@@ -311,7 +311,7 @@ function failures() {
   const most = Math.max(...columns.flatMap(({ rows }) => classes.map((name) => count(rows, name) / rows.length || 0)));
   const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
     const found = count(rows, name);
-    const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${plain(file.label)}`, text: String(found) });
+    const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${policyOf(file)}`, text: String(found) });
     return el("td", {}, el("span.share", {}, found ? link : "0", bar(found / rows.length, 0, most), el("span.under", { text: percent(found / rows.length) })));
   })));
   body.push(el("tr.total", {}, el("th", { scope: "row", text: "all" }), columns.map(({ rows }) => {

@@ -214,6 +214,9 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">email cited</span>" in side
+    one = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400")
+    strip = one[one.index('>The same question<') :]
+    assert re.findall(r'<span class="under">([^<]*)<', strip)[:2] == ["grpo/best_model", "small"]
 
 
 @needs_chromium
