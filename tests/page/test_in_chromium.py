@@ -215,7 +215,7 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">email cited</span>" in side
     one = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400")
-    strip = one[one.index('>The same question<') :]
+    strip = one[one.index(">The same question<") :]
     assert re.findall(r'<span class="under">([^<]*)<', strip)[:2] == ["grpo/best_model", "small"]
 
 
@@ -279,6 +279,19 @@ def test_what_the_machine_did_is_drawn_over_the_steps(tmp_path: Path) -> None:
         "Servers in use: servers from 2 at step 2 to 2 at step 2",
     ):
         assert any(each in one for one in said), (each, said)
+
+
+@needs_chromium
+def test_no_two_ticks_of_an_axis_read_the_same(tmp_path: Path) -> None:
+    # Of three intervals, the round step is 5e-6 for 0 to 1.4e-5, and 0.001 for 2.301 to 2.303.
+    values = [
+        {"step": 1, "sampler_gap_max": 1e-6, "loss": 2.301},
+        {"step": 2, "sampler_gap_max": 1.4e-5, "loss": 2.303},
+    ]
+    write_records(tmp_path / "run" / "metrics.jsonl", values)
+    markup = shown(written(tmp_path / "run"), tmp_path / "profile")
+    ticks = re.findall(r'<text class="tick"[^>]*text-anchor="end"[^>]*>([^<]*)<', markup)
+    assert ticks == ["2.301", "2.302", "2.303", "2", "0", "5e-6", "1e-5", "1.5e-5", "2"]  # each axis of steps ends at 2
 
 
 @needs_chromium
