@@ -114,7 +114,7 @@ function hero() {
   const intervals = measured.length ? [`95% interval ${measured.map(interval).join(" → ")}`] : [];
   return el("div.hero", {},
     el("div.claim", {}, el("h2", { text: name }),
-      el("p.figures", {}, before ? [figure(before, "was"), el("span.to", { text: " → " })] : null, figure(after, "is")),
+      el("p.figures", {}, before ? [figure(before, "was"), el("span.to", { text: " → " })] : null, figure(after, before?.accuracy > after.accuracy ? "is fell" : "is")),
       measured.length ? el("div.ranges", { "aria-hidden": "true" }, measured.map(range)) : null,
       [...intervals, ...notes].filter(Boolean).map((text) => el("p.note", { text }))),
     el("dl.tiles", {}, facts));

@@ -282,6 +282,17 @@ def test_what_the_machine_did_is_drawn_over_the_steps(tmp_path: Path) -> None:
 
 
 @needs_chromium
+@pytest.mark.parametrize(("last", "kind"), [(0.25, "is fell"), (0.75, "is"), (0.5, "is")])
+def test_an_evaluation_that_fell_does_not_look_like_a_gain(tmp_path: Path, last: float, kind: str) -> None:
+    write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    evaluations = [{"step": step, "accuracy": accuracy, **HELD} for step, accuracy in ((0, 0.5), (1, last))]
+    write_records(tmp_path / "run" / "evaluations.jsonl", evaluations)
+    status = {"state": "running", "step": 1, "steps": 9, "phase": "", "done": 0, "rollouts": 0, "at": time.time()}
+    (tmp_path / "run" / "status.json").write_text(json.dumps(status))
+    assert f'<span class="{kind}">{last:.1%}</span>' in shown(written(tmp_path / "run"), tmp_path / "profile")
+
+
+@needs_chromium
 def test_no_two_ticks_of_an_axis_read_the_same(tmp_path: Path) -> None:
     # Of three intervals, the round step is 5e-6 for 0 to 1.4e-5, and 0.001 for 2.301 to 2.303.
     values = [
