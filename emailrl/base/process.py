@@ -107,12 +107,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def report(line: str) -> None:
-    """Print the error that ends this process, if it ``speaks``, and record it for the launcher of its rank."""
+def report(line: str, say: Callable[[str], None] | None = None) -> None:
+    """Print or ``say`` the error that ends this process, if it ``speaks``, and record it for its rank's launcher."""
     from emailrl.base.plain import tell  # not at the top: no import goes before this module's
 
     if speaks():
-        tell(line)
+        (say or tell)(line)
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
 

@@ -4,10 +4,10 @@ Without a question, questions are read from the terminal or from stdin, one per 
 question, Ctrl-D the session. Steps are shown on stderr, the answer on stdout. --json needs a question. If a question
 got no answer, the exit code is 1; "I don't know" is one.
 
-Without --checkpoint or --model, the newest best checkpoint answers, but one of nano only in the demo mailbox, the only
-mail that nano knows; otherwise MODEL_NAME if it is set; otherwise smol if it or its base model is on this machine and
-the mailbox is not the demo's; otherwise nano. --inbox may be left out if the database holds a single mailbox. Emails
-stay on this machine unless the model runs on a server, which is then named.
+Without --checkpoint or --model, the newest best checkpoint of OUTPUT_DIR answers, but one of nano only in the demo
+mailbox, the only mail that nano knows; otherwise MODEL_NAME if it is set; otherwise smol if it or its base model is on
+this machine and the mailbox is not the demo's; otherwise nano. --inbox may be left out if the database holds a single
+mailbox. Emails stay on this machine unless the model runs on a server, which is then named.
 
 Examples:
 
@@ -252,7 +252,7 @@ def choose_policy(settings: Settings, checkpoint: str | None, model: str | None)
     fitting = [best for best in bests if is_demo or best.metadata.base_model != NANO]
     if checkpoint is not None or fitting:
         adapter = find_adapter(checkpoint or fitting[-1].path, output_dir)
-        why = "" if checkpoint else " (the newest best checkpoint)"
+        why = "" if checkpoint else " (the newest best checkpoint of OUTPUT_DIR)"
         return adapter.path, adapter.base_model, f"{adapter.path} on {adapter.base_model}{why}"
     passed_over = f"; {bests[-1].path} is passed over, because {NANO} knows the demo mailbox only" if bests else ""
     if "name" in settings.model.model_fields_set:

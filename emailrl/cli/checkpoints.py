@@ -19,7 +19,7 @@ from emailrl.checkpoints import Checkpoint
 from emailrl.cli import options
 from emailrl.cli.inputs import note_runs_without_best
 from emailrl.cli.options import Json, Overrides, Trust, setting_options
-from emailrl.cli.output import confirm, near, print_json, progress_console, result_console, warn
+from emailrl.cli.output import confirm, near, print_json, progress_console, result_console, say, warn
 from emailrl.runs.folder import REPLACED, REPLACING
 from emailrl.settings import Settings, load_settings
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 checkpoints = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
-Run = Annotated[Path | None, Argument(help="Run folder. Default: all runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2.")]
+_RUN_HELP = "Run folder, or a folder of runs. Default: the runs of OUTPUT_DIR, such as OUTPUT_DIR_masked-2."
+Run = Annotated[Path | None, Argument(help=_RUN_HELP)]
 
 
 @checkpoints.callback()
@@ -49,17 +50,19 @@ def checkpoints_command(context: typer.Context) -> None:
 @checkpoints.command("list", short_help="List the checkpoints of one run or all runs.")
 @setting_options("output_dir mode")
 def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -> None:
-    """List the checkpoints of one run, or of all runs of OUTPUT_DIR.
+    """List the checkpoints of one run, of a folder of runs, or of the runs of OUTPUT_DIR.
 
     Examples:
 
     \b
       emailrl checkpoints list
+      emailrl checkpoints list outputs
       emailrl checkpoints list outputs/grpo_masked --json
     """
     root, mode = load_settings(overrides, looks_only=True).output.output_dir, overrides["mode"]
-    found = [checkpoint for each in _runs(run, root, mode) for checkpoint in registry.list_checkpoints(each)]
-    for each in [run] if run else registry.run_folders(root, mode):  # what the table omits
+    runs = _runs(run, root, mode)
+    found = [checkpoint for each in runs for checkpoint in registry.list_checkpoints(each)]
+    for each in runs:  # what the table omits
         for path, reason in registry.incomplete_checkpoints(each).items():
             warn(one_line(f"incomplete: {path}: {reason}"))
         for aside in (each / REPLACED, each / REPLACING):
@@ -74,7 +77,8 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
         result_console().print(near(str(folder)), soft_wrap=True)
         result_console().print(checkpoints_table(members))
     if not found:
-        progress_console().print("No checkpoints yet. Train first: emailrl train")
+        looked = str(run or f"the runs of OUTPUT_DIR ({root})")
+        say(f"No checkpoints yet in {looked}. Train first (emailrl train), or name a folder of runs.")
 
 
 def checkpoints_table(found: Iterable[Checkpoint]) -> Table:
@@ -178,4 +182,4 @@ def prune_command(
 def _runs(run: Path | None, output_dir: Path, mode: str | None) -> list[Path]:
     if run is not None and not run.is_dir():
         raise UsageError(f"No such run: {run}.", "See: emailrl checkpoints list")
-    return registry.find_runs(output_dir, mode) if run is None else [run]
+    return registry.run_folders(output_dir, mode) if run is None else [run, *sorted(run.glob("[!.]*/"))]

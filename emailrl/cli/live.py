@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from emailrl.settings import Settings
 
 STYLES = {
-    "Warning": "yellow", "Stopped": "yellow", "New best": "bold green", "Eval accuracy": "green", "---": "bold",
-    "=": "dim", "Note:": "dim",
+    "Warning": "yellow", "Stopped": "yellow", "New best": "bold green", "---": "bold", "=": "dim",
+    "Note:": "dim",
 }  # fmt: skip
 """Styles of log lines, by how they start; step lines have none."""
 IN_LOG = ("Loss:", "Policy:", "KL", "Trainable", "about ")
@@ -168,6 +168,7 @@ class Tally(AbstractContextManager["Tally"]):
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
+            self._bar.live.transient = not self._done  # what fails before its first item leaves no bar
             self._bar.stop()
             self._bar = None
 

@@ -49,6 +49,16 @@ def say(line: str, console: Console | None = None, *, style: str | None = None) 
     console.print(one_line(line), style=style, soft_wrap=not console.is_terminal)
 
 
+def tell_error(line: str) -> None:
+    """Print ``error: …`` on stderr; on a terminal its label is red, and it wraps between words."""
+    if not sys.stderr.isatty():
+        return tell(line)
+    from rich.text import Text
+
+    console = progress_console()
+    console.print(Text.assemble(("error:", "red"), one_line(line).removeprefix("error:")))
+
+
 def near(text: str) -> str:
     """The text with what lies in the working folder named from there."""
     return re.sub(rf"(?<![\w.-]){re.escape(str(Path.cwd()))}/", "", text)

@@ -49,10 +49,11 @@ function niceTicks(low, high) {
   return Array.from({ length: Math.max(last - first, 1) + 1 }, (_, index) => (first + index) * step);
 }
 
+// All digits of a round value, so that no two ticks read the same, and none of its error.
 function tickText(value, show) {
-  if (show === percent) return `${Number((100 * value).toPrecision(3))}%`;
-  if (value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e5)) return sign(value.toExponential(0));
-  return sign(String(Number(value.toPrecision(3))));
+  const round = Number((show === percent ? 100 * value : value).toPrecision(6));
+  if (show === percent) return `${round}%`;
+  return sign(value !== 0 && (Math.abs(value) < 0.001 || Math.abs(value) >= 1e5) ? round.toExponential() : String(round));
 }
 
 // lines: [{name, points: [{x, y, low?, high?}], kind: "line" | "dots"}]; show: formats a value.

@@ -151,7 +151,7 @@ function sideBySide(row, members, found) {
   const many = state.side === "group";
   const rewards = members.map((each) => each.reward);
   const lead = many ? `${plural(members.length, "rollout")} of one question; rewards from ${number(Math.min(...rewards))} to ${number(Math.max(...rewards))}, mean ${number(mean(rewards))}.` : `The same question in ${members.length} places, in the order they were recorded.`;
-  const columns = members.map((each, index) => el("section.column", { "aria-label": many ? `Rollout ${index + 1}` : plain(fileOf(each).label), "aria-current": each === row ? "true" : null },
+  const columns = members.map((each, index) => el("section.column", { "aria-label": many ? `Rollout ${index + 1}` : policyOf(fileOf(each)), "aria-current": each === row ? "true" : null },
     el("h2", {}, el("a", { href: address({ t: keyOf(each), side: null }) }, many ? `Rollout ${index + 1}` : brief(fileOf(each).label))),
     el("p.facts", {}, badge(each), el("span", { text: `reward ${number(each.reward)}` }), found[index].advantage === null ? null : el("span", { text: `advantage ${signed(found[index].advantage, 2)}` })),
     evidenceMark(each), each === row ? el("p.note", { text: "This trajectory." }) : firstDifference(found[members.indexOf(row)], found[index]), conversation(found[index], { compact: true })));

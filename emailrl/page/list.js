@@ -143,7 +143,7 @@ function shortLabel(row, file) {
   if (row.source === "step") return `step ${row.step}`;
   if (row.source === "eval") return `eval ${row.step}`;
   if (row.source === "confirm") return `confirm ${row.step}`;
-  return plain(file.label);
+  return policyOf(file);
 }
 
 const classOf = ({ verdict }) => verdict.replaceAll(" ", "-");
@@ -199,7 +199,7 @@ function filterBar() {
   const search = el("input", { type: "search", id: "search", placeholder: "Search questions, calls, mail, answers", "aria-label": "Search questions, calls, mail, answers and ids", value: state.q || "" });
   search.addEventListener("input", () => go({ q: search.value || null }, { replace: true }));
   bar.append(search, el("div.choices.scroller", {},
-    choice("file", "Source", data.run.files.filter((file) => file.count && !file.left_out).map((file) => [file.name, plain(file.label)])),
+    choice("file", "Source", data.run.files.filter((file) => file.count && !file.left_out).map((file) => [file.name, policyOf(file)])),
     choice("verdict", "Verdict", values("verdict")),
     choice("failure", "Failure", values("failure")),
     choice("stop", "Stop", values("stop")),

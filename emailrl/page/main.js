@@ -144,7 +144,7 @@ function redraw() {
 const unread = (error) => announce(`Not all conversations could be searched: ${error.message}`);
 
 const STATES = { finished: "Finished", interrupted: "Interrupted", failed: "Failed", killed: "Killed" };
-const REASONS = { interrupted: "by Ctrl-C or SIGTERM; continue with --resume latest", killed: "its process is gone; continue with --resume latest" };
+const REASONS = { interrupted: "by Ctrl-C or SIGTERM", killed: "its process is gone" };
 const reasonOf = ({ state, reason }) => REASONS[state] ?? (reason ? plain(reason) : null);
 
 // Whether a run has written nothing for so many seconds, and so many times its longest step.

@@ -38,6 +38,7 @@ function heading() {
 function leftOut() {
   const { run } = data;
   const notes = [];
+  if (run.resume) notes.push(el("p", {}, `To continue ${run.resume.step ? `after step ${run.resume.step}` : "from the start"}: `, outside(run.resume.command, "code")));
   if (run.left_out.length) notes.push(el("p", {}, el("strong", { text: "Left out of this page: " }), outside(run.left_out.join("; ")), "."));
   for (const note of run.notes) notes.push(outside(note, "p"));
   if (run.redacted) notes.push(el("p", {}, el("strong", { text: "Redacted: " }), run.redacted));
@@ -113,7 +114,7 @@ function hero() {
   const intervals = measured.length ? [`95% interval ${measured.map(interval).join(" → ")}`] : [];
   return el("div.hero", {},
     el("div.claim", {}, el("h2", { text: name }),
-      el("p.figures", {}, before ? [figure(before, "was"), el("span.to", { text: " → " })] : null, figure(after, "is")),
+      el("p.figures", {}, before ? [figure(before, "was"), el("span.to", { text: " → " })] : null, figure(after, before?.accuracy > after.accuracy ? "is fell" : "is")),
       measured.length ? el("div.ranges", { "aria-hidden": "true" }, measured.map(range)) : null,
       [...intervals, ...notes].filter(Boolean).map((text) => el("p.note", { text }))),
     el("dl.tiles", {}, facts));
@@ -310,7 +311,7 @@ function failures() {
   const most = Math.max(...columns.flatMap(({ rows }) => classes.map((name) => count(rows, name) / rows.length || 0)));
   const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
     const found = count(rows, name);
-    const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${plain(file.label)}`, text: String(found) });
+    const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${policyOf(file)}`, text: String(found) });
     return el("td", {}, el("span.share", {}, found ? link : "0", bar(found / rows.length, 0, most), el("span.under", { text: percent(found / rows.length) })));
   })));
   body.push(el("tr.total", {}, el("th", { scope: "row", text: "all" }), columns.map(({ rows }) => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ import emailrl
 from emailrl.base.disk import LOCK, is_locked, not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.checkpoints import CONFIRMED, STATUS, list_checkpoints, run_folders
+from emailrl.checkpoints import CONFIRMED, SFT, STATUS, list_checkpoints, run_folders
 from emailrl.page.results import Pair, benchmark_record, list_in, pair_of, pair_of_run, read_object, results_of
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
+from emailrl.runs.folder import STATE_FILE
 
 _HEAD_BYTES = 4096  # keys that distinguish a trajectory from a metric or a question
 _HEAD_LINES = 20  # lines to check, as the first may be damaged
@@ -338,6 +340,16 @@ def runs_record(runs: Sequence[Path]) -> Record:
     nothing: Record = {"steps": [], "evaluations": [], "files": [], "total": 0, "notes": [], "redacted": False}
     left_out = [f"{record['title']}: {line}" for record in records for line in record["left_out"]]
     return nothing | {"kind": "runs", "title": counted(len(runs), "run"), "runs": shown, "left_out": left_out}
+
+
+def resumption(folder: Path) -> Record | None:
+    """The command that continues a run, whatever run is the newest, and the ``step`` after which; None if it saved
+    nothing to continue from."""
+    kept = [each.metadata for each in list_checkpoints(folder) if STATE_FILE in each.metadata.files]
+    if not kept:
+        return None
+    words = ["emailrl", "sft" if kept[-1].mode == SFT else "train", "--resume", str(folder.absolute())]
+    return {"command": shlex.join(words), "step": kept[-1].step}
 
 
 def _status(folder: Path) -> Record | None:

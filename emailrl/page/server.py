@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import document, served_data
-from emailrl.page.place import file_record, name_of, place_of, run_record, runs_in, runs_record
+from emailrl.page.place import file_record, name_of, place_of, resumption, run_record, runs_in, runs_record
 from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 from emailrl.records.trajectory import notes_path
@@ -65,6 +65,8 @@ class Served:
             self._shown = [(file, record["count"]) for file, record in zip(files, records, strict=True)]
             run = run_record(self.place, records)
             run["left_out"] += [line for file in files for line in file.bad_lines]
+            if (run["status"] or {}).get("state") in ("failed", "interrupted", "killed"):
+                run["resume"] = resumption(self.place.folder)  # not in a report, which may be shared: a local path
             return run
 
     def listed(self, what: str, start: int, stop: int) -> list[Record]:

@@ -342,7 +342,7 @@ MAX_INBOXES = 40
 MIN_MAILS = 30  # Smaller mailboxes are used only if named.
 OWN_SHARE = 0.9  # An address that sent or received this share of all emails owns the archive.
 MAX_SEARCHED = 5000  # Number of the largest mailboxes searched for a similar address.
-NUM_LISTED = 10
+NUM_LISTED = 3
 
 _LIST_NAME = re.compile(
     r"[-._](?:l|list|announce|dev|devel|discuss|users)@|@(?:lists?|listserv|mailman|groups|googlegroups|yahoogroups)\."
@@ -392,7 +392,7 @@ def open_inbox(reader: MailReader, inbox: str) -> Inbox:
 
 def find_inbox(db: Path, named: str | None) -> str:
     """Return the mailbox ``named`` in its stored form, or without a name the database's only one: that of its only
-    owner, or of the only one who sent or received ``OWN_SHARE`` of its emails. Raises UsageError, which lists the
+    owner, or of the only one who sent or received ``OWN_SHARE`` of its emails. Raises UsageError, which lists some
     mailboxes, for an unknown address or if there are several."""
     if named is not None:
         try:
@@ -405,7 +405,7 @@ def find_inbox(db: Path, named: str | None) -> str:
         if named is not None:
             raise unknown_inbox(MailReader(connection), named)
         total = connection.scalar(select(func.count()).select_from(emails)) or 0
-        found = list(islice(owners(MailReader(connection), 1), NUM_LISTED + 1))
+        found = list(islice(owners(MailReader(connection), 1), MAX_INBOXES))
     own = found if len(found) == 1 else [owner for owner in found if owner.mails >= OWN_SHARE * total]
     if len(own) == 1:
         return own[0].address

@@ -163,7 +163,7 @@ def evaluation_block(evaluation: Evaluation, state: RunState, *, is_best: bool) 
     averages = (evaluation.reward, ".3f"), (evaluation.rubric.get("num_turns"), ".1f")
     reward, turns = ("-" if value is None else format(value, form) for value, form in averages)
     lines = [
-        "=== Benchmark Results ===",
+        f"=== Evaluation after step {state.step} ===",
         f"Average reward: {reward} | turns: {turns} | exceptions: {evaluation.exceptions}",
         f"Eval accuracy: {evaluation.accuracy:.1%}"
         f" ({evaluation.num_correct} of {evaluation.num_judged}, 95% interval {low:.1%} to {high:.1%})",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_errors_become_one_line_and_a_code(broken, error: BaseException, code: i
     assert (ended, out, err.count("\n")) == (code, "", bool(line)) and err.startswith(line)
 
 
+@pytest.mark.parametrize(("no_color", "label"), [("", "\x1b[31merror:\x1b[0m "), ("1", "error: ")])
+def test_on_a_terminal_an_error_has_a_red_label_and_wraps_between_words(no_color: str, label: str) -> None:
+    ours, theirs = pty.openpty()
+    environ = os.environ | {"COLUMNS": "30", "TERM": "xterm", "NO_COLOR": no_color}
+    command = [sys.executable, "-m", "emailrl", "nonsense"]
+    assert subprocess.run(command, stderr=theirs, env=environ, check=False).returncode == 2
+    lines = os.read(ours, 4096).decode().replace(label, "error: ", 1).splitlines()
+    assert [line.rstrip() for line in lines] == ["error: No such command", "'nonsense'. See emailrl", "--help."]
+    os.close(ours)
+    os.close(theirs)
+
+
 def test_a_bug_is_not_dressed_up(broken) -> None:
     with pytest.raises(ZeroDivisionError):
         broken(ZeroDivisionError())
@@ -125,7 +138,8 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path: Path, arguments: st
 
 
 def test_a_command_without_output_needs_no_stdout(tmp_path: Path) -> None:
-    assert in_shell("checkpoints list >&-", tmp_path) == (0, "No checkpoints yet. Train first: emailrl train\n")
+    code, error = in_shell("checkpoints list >&-", tmp_path)
+    assert code == 0 and error.startswith("No checkpoints yet in the runs of OUTPUT_DIR (outputs/grpo).")
 
 
 @pytest.mark.parametrize(("closed", "code"), [(">&-", 1), ("2>&-", 0), (">&- 2>&-", 1), ("<&-", 0)])

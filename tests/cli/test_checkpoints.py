@@ -85,6 +85,20 @@ def test_list_names_what_an_overwriting_set_aside(emailrl, run_dir: Path, name: 
         assert f"grpo_masked/{name}: set aside by --overwrite" in emailrl("checkpoints", "list", *arguments)[2]
 
 
+def test_a_named_folder_of_runs_is_listed_and_pruned(emailrl, run_dir: Path, tmp_path: Path) -> None:
+    run_dir.rename(tmp_path / "outputs" / "made_with_out")
+    (tmp_path / "outputs" / "benchmarks").mkdir()
+    code, out, error = emailrl("checkpoints", "list", "outputs", "--json")
+    places = {Path(each["path"]) for each in json.loads(out)}
+    assert (code, error) == (0, "") and places == {tmp_path / "outputs" / "made_with_out" / name for name in KINDS}
+    assert json.loads(emailrl("checkpoints", "list", "outputs/made_with_out", "--json")[1]) == json.loads(out)
+    assert json.loads(emailrl("checkpoints", "list", "--json")[1]) == []
+    assert "outputs/grpo" in emailrl("checkpoints", "list")[2]  # where it looked
+    assert "outputs/benchmarks" in emailrl("checkpoints", "list", "outputs/benchmarks")[2]
+    emailrl("checkpoints", "prune", "outputs", "--keep", "2", "--yes")
+    assert names(tmp_path / "outputs" / "made_with_out") == sorted(set(KINDS) - {"checkpoint-10"})
+
+
 def test_show_checks_the_hashes(emailrl, run_dir: Path) -> None:
     code, out, _ = emailrl("checkpoints", "show")
     assert code == 0 and "best_model: all 1 files match their recorded hashes" in out and '"step": 10' in out

@@ -143,3 +143,21 @@ def test_on_a_terminal_each_thing_has_a_bar_of_its_own() -> None:
     assert shown.index("nano") < shown.index("3/3") < shown.index("trained")
     assert "nano" not in shown[shown.index("trained") :]  # the first is finished and no longer drawn
     assert "left" in shown
+
+
+def test_what_fails_before_its_first_item_leaves_no_bar() -> None:
+    out = io.StringIO()
+    with Tally(Console(file=out, force_terminal=True, width=80)) as tally:
+        tally.begin("nope", 300)
+    assert out.getvalue().rpartition("0/300")[2].count("\x1b[2K") == 1  # the line drawn last is erased
+
+
+def test_only_a_best_evaluation_is_green() -> None:
+    lines = ["Eval accuracy: 46.7%", "New best accuracy: 49.3%"]
+
+    def printed(line: str) -> str:
+        out = io.StringIO()
+        LiveRun(Settings(), Console(file=out, force_terminal=True, color_system="standard")).say(line)
+        return out.getvalue()
+
+    assert ["\x1b[1;32m" in printed(line) or "\x1b[32m" in printed(line) for line in lines] == [False, True]

@@ -214,6 +214,9 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">email cited</span>" in side
+    one = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400")
+    strip = one[one.index(">The same question<") :]
+    assert re.findall(r'<span class="under">([^<]*)<', strip)[:2] == ["grpo/best_model", "small"]
 
 
 @needs_chromium
@@ -276,6 +279,30 @@ def test_what_the_machine_did_is_drawn_over_the_steps(tmp_path: Path) -> None:
         "Servers in use: servers from 2 at step 2 to 2 at step 2",
     ):
         assert any(each in one for one in said), (each, said)
+
+
+@needs_chromium
+@pytest.mark.parametrize(("last", "kind"), [(0.25, "is fell"), (0.75, "is"), (0.5, "is")])
+def test_an_evaluation_that_fell_does_not_look_like_a_gain(tmp_path: Path, last: float, kind: str) -> None:
+    write_records(tmp_path / "run" / "metrics.jsonl", [{"step": 1, "loss": 0.5}])
+    evaluations = [{"step": step, "accuracy": accuracy, **HELD} for step, accuracy in ((0, 0.5), (1, last))]
+    write_records(tmp_path / "run" / "evaluations.jsonl", evaluations)
+    status = {"state": "running", "step": 1, "steps": 9, "phase": "", "done": 0, "rollouts": 0, "at": time.time()}
+    (tmp_path / "run" / "status.json").write_text(json.dumps(status))
+    assert f'<span class="{kind}">{last:.1%}</span>' in shown(written(tmp_path / "run"), tmp_path / "profile")
+
+
+@needs_chromium
+def test_no_two_ticks_of_an_axis_read_the_same(tmp_path: Path) -> None:
+    # Of three intervals, the round step is 5e-6 for 0 to 1.4e-5, and 0.001 for 2.301 to 2.303.
+    values = [
+        {"step": 1, "sampler_gap_max": 1e-6, "loss": 2.301},
+        {"step": 2, "sampler_gap_max": 1.4e-5, "loss": 2.303},
+    ]
+    write_records(tmp_path / "run" / "metrics.jsonl", values)
+    markup = shown(written(tmp_path / "run"), tmp_path / "profile")
+    ticks = re.findall(r'<text class="tick"[^>]*text-anchor="end"[^>]*>([^<]*)<', markup)
+    assert ticks == ["2.301", "2.302", "2.303", "2", "0", "5e-6", "1e-5", "1.5e-5", "2"]  # each axis of steps ends at 2
 
 
 @needs_chromium

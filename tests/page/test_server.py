@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import threading
@@ -18,8 +19,11 @@ from urllib.parse import quote
 
 import pytest
 from chromium import needs_chromium, shown
+from tiny import make_metadata
 
 from emailrl.base.errors import UsageError
+from emailrl.checkpoints import write_checkpoint
+from emailrl.page.place import place_of, run_record
 from emailrl.page.server import PageServer, Served
 from emailrl.records import TrajectoryWriter, write_records, write_trajectories
 from emailrl.records.trajectory import Trajectory
@@ -96,6 +100,27 @@ def test_what_is_written_meanwhile_is_served(server: PageServer, run_dir: Path, 
     assert [file["count"] for file in run["files"]] == [3, 3, 1]
     assert run["files"][1]["bytes"] == file.stat().st_size
     assert [row["id"] for row in answer(server, "/data/trajectories?from=5&to=7")] == ["late", "later"]
+
+
+def test_a_run_that_ended_early_says_how_it_itself_is_continued(server: PageServer, run_dir: Path) -> None:
+    def save(name: str, **metadata: Any) -> None:
+        def fill(folder: Path) -> None:
+            (folder / "trainer_state.pt").write_bytes(b"state")
+
+        write_checkpoint(run_dir / name, make_metadata(**metadata), fill)
+
+    def resumption(state: str) -> Any:
+        (run_dir / "status.json").write_text(json.dumps({"state": state, "step": 3, "steps": 9, "at": 0.0}))
+        return answer(server, "/data/run.json").get("resume")
+
+    assert resumption("interrupted") is None  # nothing was saved
+    save("best_model", kind="best", step=0)
+    save("checkpoint-2", kind="checkpoint", step=2)
+    write_checkpoint(run_dir / "final", make_metadata(kind="final", step=3), lambda _: None)  # without state
+    command = shlex.join(["emailrl", "train", "--resume", str(run_dir)])
+    assert resumption("running") == {"command": command, "step": 2}  # nobody holds it: killed
+    assert resumption("failed") == {"command": command, "step": 2} and resumption("finished") is None
+    assert "resume" not in run_record(place_of(run_dir), [])  # a report names no local path
 
 
 def test_bad_lines_are_passed_over_and_said(run_dir: Path) -> None:

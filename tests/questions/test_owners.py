@@ -141,6 +141,11 @@ def test_the_only_mailbox_is_that_of_who_has_nine_tenths_of_all_emails(tmp_path:
     with pytest.raises(UsageError, match="holds several mailboxes") as caught:
         find_inbox(less, None)
     assert caught.value.hint == (f"Choose one with --inbox: {ME} (8 emails), {ANN} (6 emails), {TIM} (6 emails)")
+    letters = [("zoe@x.org", [TIM], "Hi"), (TIM, ["zoe@x.org"], "Re: Hi")]
+    four = store(tmp_path / "four.db", mine, [(TIM, [ANN], f"To Ann {n}") for n in range(9)], letters)
+    with pytest.raises(UsageError) as caught:
+        find_inbox(four, None)
+    assert caught.value.hint.count("@") == 3 and caught.value.hint.endswith(", …")
     alone = store(tmp_path / "alone.db", mine[1:], [(ANN, [TIM], "Elsewhere")] * 9)  # nobody else owns one
     assert find_inbox(alone, None) == ME
     letters = store(tmp_path / "two.db", [(ANN, [ME], "Hello"), (ME, [ANN], "Re: Hello")])  # of either

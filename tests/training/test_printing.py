@@ -63,10 +63,10 @@ def test_the_step_line_is_the_seeds_step_line() -> None:
 
 
 def test_the_evaluation_block_says_whether_it_is_the_best() -> None:
-    state = RunState(best_accuracy=0.8, best_interval=(0.49, 0.943), best_step=30)
+    state = RunState(step=40, best_accuracy=0.8, best_interval=(0.49, 0.943), best_step=30)
     best = evaluation_block(evaluation(8, 10), state, is_best=True)
     assert best.splitlines() == [
-        "=== Benchmark Results ===",
+        "=== Evaluation after step 40 ===",
         "Average reward: 0.500 | turns: 3.0 | exceptions: 0",
         "Eval accuracy: 80.0% (8 of 10, 95% interval 49.0% to 94.3%)",
         "Correct sources: 80.0%",
