@@ -20,7 +20,7 @@ import emailrl
 from emailrl.base import process
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.base.plain import cut, guard_streams, one_line, tell
-from emailrl.cli.output import tell_error
+from emailrl.cli.output import say
 
 LONGEST_ERROR: Final = 2000  # in characters; the name of a tensor or a key may be a megabyte long
 
@@ -205,7 +205,7 @@ def _instead(error: Any, command: str) -> str | None:
 
 def fail(message: str, hint: str, exit_code: int) -> NoReturn:
     """Exit with one line on stderr, ``error: message hint``; with several ranks, one per host prints it."""
-    process.report(cut(one_line(f"error: {message} {hint}"), LONGEST_ERROR), tell_error)
+    process.report(cut(one_line(f"error: {message} {hint}"), LONGEST_ERROR), say)
     sys.exit(exit_code)
 
 

@@ -65,10 +65,9 @@ def list_command(overrides: Overrides, *, run: Run = None, json: Json = False) -
     for each in runs:  # what the table omits
         for path, reason in registry.incomplete_checkpoints(each).items():
             warn(one_line(f"incomplete: {path}: {reason}"))
-        for aside in (each / REPLACED, each / REPLACING):
-            if aside.exists():
-                told = "set aside by --overwrite until the new run has a checkpoint; if that run died, the next emailrl"
-                progress_console().print(one_line(f"{aside}: {told} train restores it"), soft_wrap=True)
+        for aside in filter(Path.exists, (each / REPLACED, each / REPLACING)):
+            told = "set aside by --overwrite until the new run has a checkpoint; if that run died, the next emailrl"
+            say(f"{aside}: {told} train restores it")
     if json:
         names = ("run_id", "kind", "step", "mode", "algorithm", "base_model", "metrics", "created_at")
         print_json([{"path": each.path} | {name: getattr(each.metadata, name) for name in names} for each in found])

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from emailrl.records.trajectory import Trajectory
     from emailrl.settings import Settings
 
-STYLES = {
-    "Warning": "yellow", "Stopped": "yellow", "New best": "bold green", "---": "bold", "=": "dim",
-    "Note:": "dim",
-}  # fmt: skip
+STYLES = {"Warning": "yellow", "Stopped": "yellow", "New best": "bold green", "---": "bold", "=": "dim", "Note:": "dim"}
 """Styles of log lines, by how they start; step lines have none."""
 IN_LOG = ("Loss:", "Policy:", "KL", "Trainable", "about ")
 """Parts of a step line that a terminal too narrow for it leaves to training.log, the page and the display below."""

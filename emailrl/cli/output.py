@@ -42,21 +42,15 @@ def result_console(*, json: bool = False) -> Console:
 
 
 def say(line: str, console: Console | None = None, *, style: str | None = None) -> None:
-    """Print a line without control characters, on stderr by default; on a terminal it wraps at words, and its paths
-    are relative to the working folder."""
-    console = console or progress_console()
-    line = near(line) if console.is_terminal else line
-    console.print(one_line(line), style=style, soft_wrap=not console.is_terminal)
-
-
-def tell_error(line: str) -> None:
-    """Print ``error: …`` on stderr; on a terminal its label is red, and it wraps between words."""
-    if not sys.stderr.isatty():
-        return tell(line)
+    """Print a line without control characters, on stderr by default; on a terminal it wraps at words, its paths are
+    relative to the working folder, and ``error:`` is red."""
     from rich.text import Text
 
-    console = progress_console()
-    console.print(Text.assemble(("error:", "red"), one_line(line).removeprefix("error:")))
+    console = console or progress_console()
+    line = near(line) if console.is_terminal else line
+    text = Text(one_line(line), style or "")
+    text.highlight_regex("^error:", "red")
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def near(text: str) -> str:

@@ -38,7 +38,7 @@ function heading() {
 function leftOut() {
   const { run } = data;
   const notes = [];
-  if (run.resume) notes.push(el("p", {}, `To continue ${run.resume.step ? `after step ${run.resume.step}` : "from the start"}: `, outside(run.resume.command, "code")));
+  if (run.folder && run.saved !== null && ["failed", "interrupted", "killed"].includes(run.status?.state)) notes.push(el("p", {}, `To continue after step ${run.saved}: `, outside(`emailrl ${run.run.mode === "sft" ? "sft" : "train"} --resume ${run.folder}`, "code")));
   if (run.left_out.length) notes.push(el("p", {}, el("strong", { text: "Left out of this page: " }), outside(run.left_out.join("; ")), "."));
   for (const note of run.notes) notes.push(outside(note, "p"));
   if (run.redacted) notes.push(el("p", {}, el("strong", { text: "Redacted: " }), run.redacted));

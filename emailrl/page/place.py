@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import emailrl
 from emailrl.base.disk import LOCK, is_locked, not_a_file
 from emailrl.base.errors import UsageError
 from emailrl.base.plain import counted
-from emailrl.checkpoints import CONFIRMED, SFT, STATUS, list_checkpoints, run_folders
+from emailrl.checkpoints import CONFIRMED, STATUS, list_checkpoints, run_folders
 from emailrl.page.results import Pair, benchmark_record, list_in, pair_of, pair_of_run, read_object, results_of
 from emailrl.records import Record, TrajectoryIndex, read_metrics
 from emailrl.records.trajectory import Trajectory
@@ -55,9 +54,9 @@ def output_roots(output_dir: Path) -> list[Path]:
 def newest_in(output_dir: Path) -> Path:
     """Return the newest trajectory file of the default output folders; ``UsageError`` if there is none."""
     if (newest := newest_file(output_roots(output_dir))) is None:
-        problem = f"No run, benchmark or rollout with trajectories under {output_dir.parent}."
         near = "".join(f", like {each}" for each in sorted(Path().glob("*/outputs"))[-1:])
-        raise UsageError(problem, f"Make one (emailrl quickstart, train, benchmark or rollout), or name one{near}.")
+        hint = f"Make one (emailrl quickstart, train, benchmark or rollout), or name one{near}."
+        raise UsageError(f"No run, benchmark or rollout with trajectories under {output_dir.parent}.", hint)
     return newest
 
 
@@ -117,8 +116,7 @@ def position_in(index: TrajectoryIndex, position: int) -> int:
 
 
 def follow(roots: Sequence[Path], *, poll_seconds: float = 0.5) -> Iterator[tuple[TrajectoryIndex, int]]:
-    """Yield ``(index, position)`` as lines are appended, forever; follows newer files under a folder. Starts at the
-    last complete line, or waits for the first file. Waits for incomplete lines."""
+    """Yield ``(index, position)`` of complete lines, from the last one there, forever, also of newer files."""
     file = newest_file(roots)
     index = None if file is None else TrajectoryIndex(file)
     position = 0 if index is None else max(len(index) - 1, 0)
@@ -157,9 +155,8 @@ def source_of(file: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The trajectory files a page shows, in order, under ``root``; ``index`` may pick one line of a single file. A run
-    that kept only its metrics has no files of its own. Those of its tests (``pair``) are beside it, and come last. Of
-    several ``runs`` only the numbers are shown."""
+    """The trajectory files a page shows, in order, under ``root``; those of a run's tests (``pair``), beside it, come
+    last. ``index`` may pick one line of a single file. Of several ``runs`` only the numbers are shown."""
 
     root: Path
     files: tuple[Path, ...]
@@ -291,6 +288,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
         "confirmed": read_object(folder / CONFIRMED) or None,
         "pair": pair and pair.record(),
         "status": _status(folder),
+        "saved": max((each.metadata.step for each in checkpoints if STATE_FILE in each.metadata.files), default=None),
         "live": any(map(is_locked, place.conditions)),
         "files": files,
         "total": sum(each["count"] for each in files),
@@ -301,8 +299,7 @@ def run_record(place: Place, files: list[Record]) -> Record:
 
 
 def _conditions(place: Place) -> Record:
-    """The settings of a benchmark or rollout: its conditions, in groups. Those in which two benchmarks differ come
-    first, each with both values."""
+    """The conditions of a benchmark or rollout, in groups; first both values where two benchmarks differ."""
     both = [next(filter(None, map(read_object, place.conditions)), {})]
     if place.pair and place.pair.before:
         both.insert(0, read_object(Path(place.pair.before["trajectories"]).parent.parent / "conditions.json"))
@@ -324,8 +321,7 @@ def _differing(flat: Sequence[Record]) -> list[str]:
 
 
 def runs_record(runs: Sequence[Path]) -> Record:
-    """Return the record of several runs: ``runs``, each with its numbers and the settings in which they differ
-    (``given``); no trajectories."""
+    """Return the record of several runs, each with its numbers and the settings in which they differ (``given``)."""
     records = [run_record(replace(place_of(path), files=()), []) for path in runs]
     flat: list[Record] = []
     for record in records:
@@ -342,19 +338,8 @@ def runs_record(runs: Sequence[Path]) -> Record:
     return nothing | {"kind": "runs", "title": counted(len(runs), "run"), "runs": shown, "left_out": left_out}
 
 
-def resumption(folder: Path) -> Record | None:
-    """The command that continues a run, whatever run is the newest, and the ``step`` after which; None if it saved
-    nothing to continue from."""
-    kept = [each.metadata for each in list_checkpoints(folder) if STATE_FILE in each.metadata.files]
-    if not kept:
-        return None
-    words = ["emailrl", "sft" if kept[-1].mode == SFT else "train", "--resume", str(folder.absolute())]
-    return {"command": shlex.join(words), "step": kept[-1].step}
-
-
 def _status(folder: Path) -> Record | None:
-    """A run's ``status.json`` with ``silent``, the seconds since it was written; its ``state`` is ``killed`` if no
-    process holds the run that it says is running."""
+    """A run's ``status.json`` with ``silent``, its age in seconds; if no process holds it, it is ``killed``."""
     status = read_object(folder / STATUS)
     if not isinstance(at := status.get("at"), int | float):
         return None

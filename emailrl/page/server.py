@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import html
 import secrets
+import shlex
 import sys
 import threading
 from bisect import bisect_left
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs
 from emailrl.base.disk import stamp_of
 from emailrl.base.errors import EmailRLError, UsageError
 from emailrl.page.build import document, served_data
-from emailrl.page.place import file_record, name_of, place_of, resumption, run_record, runs_in, runs_record
+from emailrl.page.place import file_record, name_of, place_of, run_record, runs_in, runs_record
 from emailrl.page.shapes import TokenTexts, conversation, detail, fitting_tokenizer, rows, tokenizer_folders
 from emailrl.records import Record, TrainingNote, TrajectoryIndex, encode, training_notes
 from emailrl.records.trajectory import notes_path
@@ -30,8 +31,7 @@ MOST = {"rows": 2000, "texts": 500}  # rows and conversations per response; the 
 
 
 class Served:
-    """Reads a run or file that may still be growing, or several runs in one folder (``of_run`` has the page of each);
-    thread-safe. ``UsageError`` if there is no trajectory."""
+    """Reads a run or file that may still grow, or a folder of runs; thread-safe. UsageError without a trajectory."""
 
     def __init__(self, path: Path, *, model_name: str) -> None:
         self._path, self._model_name = path, model_name
@@ -43,7 +43,7 @@ class Served:
         self.place = place_of(path)
 
     def of_run(self, name: str | None) -> Served:
-        """Return the folder's run of this name, itself without a name; ``UsageError`` if there is no such run."""
+        """Return the folder's run of this name, itself without one; ``UsageError`` if there is none."""
         if name is None:
             return self
         if (run := next((run for run in runs_in(self._path) if run.name == name), None)) is None:
@@ -65,13 +65,10 @@ class Served:
             self._shown = [(file, record["count"]) for file, record in zip(files, records, strict=True)]
             run = run_record(self.place, records)
             run["left_out"] += [line for file in files for line in file.bad_lines]
-            if (run["status"] or {}).get("state") in ("failed", "interrupted", "killed"):
-                run["resume"] = resumption(self.place.folder)  # not in a report, which may be shared: a local path
-            return run
+            return run | {"folder": shlex.quote(str(self.place.folder.absolute()))}  # local: not in a shared report
 
     def listed(self, what: str, start: int, stop: int) -> list[Record]:
-        """Return the rows (``what``), or the ``texts`` for the page's search, from ``start`` up to but excluding
-        ``stop`` of the last returned record, at most as many as ``MOST`` says."""
+        """Return the ``rows``, or the ``texts`` for a search, of ``start`` up to ``stop``, at most ``MOST`` of them."""
         stop = min(stop, start + MOST[what])
         with self._lock:
             found: list[Record] = []
@@ -93,8 +90,7 @@ class _File:
     """One trajectory file, whose index is reread when the file changes."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.bad_lines: list[str] = []
+        self.path, self.bad_lines = path, list[str]()
         self._index = TrajectoryIndex(path)
         self._record: Record = {}
         self._notes: dict[str, TrainingNote] = {}

@@ -33,6 +33,8 @@ ANSWERS = {
     "windows wsl": "guides/troubleshooting.html#platforms-linux-macos-windows-no-gpu",
     "how do I use my own emails": "guides/data.html#your-own-mail-in-three-commands",
     "compare runs": "guides/troubleshooting.html#comparing-runs",
+    "compare two checkpoints": "guides/benchmark.html#compare-two-checkpoints",
+    "killed": "guides/troubleshooting.html#the-run-was-killed",
     "MAX_STEPS": "reference/settings.html#training",
     "learning rate zzzz": "guides/learning_rate.html",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import os
@@ -102,25 +103,32 @@ def test_what_is_written_meanwhile_is_served(server: PageServer, run_dir: Path, 
     assert [row["id"] for row in answer(server, "/data/trajectories?from=5&to=7")] == ["late", "later"]
 
 
-def test_a_run_that_ended_early_says_how_it_itself_is_continued(server: PageServer, run_dir: Path) -> None:
+@needs_chromium
+def test_a_run_that_ended_early_says_how_it_itself_is_continued(run_dir: Path, tmp_path: Path) -> None:
+    moved = run_dir.rename(tmp_path / "ann's run")
+
     def save(name: str, **metadata: Any) -> None:
         def fill(folder: Path) -> None:
             (folder / "trainer_state.pt").write_bytes(b"state")
 
-        write_checkpoint(run_dir / name, make_metadata(**metadata), fill)
+        write_checkpoint(moved / name, make_metadata(**metadata), fill)
 
-    def resumption(state: str) -> Any:
-        (run_dir / "status.json").write_text(json.dumps({"state": state, "step": 3, "steps": 9, "at": 0.0}))
-        return answer(server, "/data/run.json").get("resume")
+    def told(state: str) -> list[str]:
+        (moved / "status.json").write_text(json.dumps({"state": state, "step": 3, "steps": 9, "at": 0.0}))
+        with PageServer(Served(moved, model_name="nano")) as server:
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+            markup = shown(server.address, tmp_path / "profile")
+            server.shutdown()
+        return [html.unescape(each) for each in re.findall(r"To continue (.*?)</code>", markup)]
 
-    assert resumption("interrupted") is None  # nothing was saved
+    assert told("interrupted") == []  # nothing was saved
     save("best_model", kind="best", step=0)
     save("checkpoint-2", kind="checkpoint", step=2)
-    write_checkpoint(run_dir / "final", make_metadata(kind="final", step=3), lambda _: None)  # without state
-    command = shlex.join(["emailrl", "train", "--resume", str(run_dir)])
-    assert resumption("running") == {"command": command, "step": 2}  # nobody holds it: killed
-    assert resumption("failed") == {"command": command, "step": 2} and resumption("finished") is None
-    assert "resume" not in run_record(place_of(run_dir), [])  # a report names no local path
+    write_checkpoint(moved / "final", make_metadata(kind="final", step=3), lambda _: None)  # without state
+    [said] = told("running")  # nobody holds it: killed
+    assert said.startswith("after step 2: ") and said.endswith(f">emailrl train --resume {shlex.quote(str(moved))}")
+    assert told("finished") == []
+    assert "folder" not in run_record(place_of(moved), [])  # a report names no local path
 
 
 def test_bad_lines_are_passed_over_and_said(run_dir: Path) -> None:
