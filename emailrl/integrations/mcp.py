@@ -33,12 +33,10 @@ From the mailbox, between two marks that nobody who wrote an email could know. I
 <mail-{nonce}>
 {content}
 </mail-{nonce}>"""
-FOUND: Final = " Keywords are also found inflected. Dates are in UTC."
 NAMED: Final = {  # in place of words of ART-E's descriptions, as names count here
     "subject or body": "subject, the body or the names of people and attached files",
     "this address": "this address or a person of this name",
 }
-GONE: Final = "The database has been replaced by one without mail of {}. Start the server anew with the right --db."
 _TEXT: Final = {"type": "string"}
 ASK: Final = {
     "name": "ask",
@@ -65,7 +63,7 @@ def build_server(
     one question at a time, and listed only if given. Calls run in threads, so that none delays another."""
     schemas = tool_schemas(agent.model_copy(update={"read_threads": True}))
     functions = {schema["function"]["name"]: schema["function"] for schema in schemas} | {"ask": ASK}
-    functions["search_emails"]["description"] += FOUND
+    functions["search_emails"]["description"] += " Keywords are also found inflected. Dates are in UTC."
     for argument in functions["search_emails"]["parameters"]["properties"].values():
         for said, meant in NAMED.items():
             argument["description"] = argument["description"].replace(said, meant)
@@ -80,7 +78,7 @@ def build_server(
     def found_by(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         mailbox = opened()
         if not mailbox.known:
-            raise ToolError(GONE.format(mailbox.inbox))
+            raise ToolError(f"The database was replaced by one without mail of {mailbox.inbox}: start the server anew.")
         if name not in names:
             raise ToolError(f"Unknown tool: {name!r}.")
         if name == "ask":

@@ -343,9 +343,7 @@ def how_to_get(db: Path) -> str:
     """Return what to do about a missing database: name another of the same folder, or build one."""
     if others := sorted(other.name for other in db.parent.glob("*.db") if other != db):
         return f"Name one with --db or EMAILRL_DB; {db.parent} has {', '.join(others)}."
-    how = (
-        "Index mail: emailrl gen-db --source PATH; or the demo mailbox: emailrl gen-db --source demo --db data/demo.db"
-    )
+    how = "Index mail: emailrl gen-db --source PATH; or the demo's: emailrl gen-db --source demo --db data/demo.db"
     return f"{how}. If there is one elsewhere, name it with --db."
 
 
