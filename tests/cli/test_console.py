@@ -59,7 +59,8 @@ def test_what_is_printed_is_shown_and_not_acted_on(capsys, renderable: object) -
     assert SHOWN in error and is_harmless(error)
 
 
-def test_an_error_is_one_line_of_bounded_length(capsys) -> None:
+def test_an_error_is_one_line_of_bounded_length(capsys, monkeypatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR")  # a terminal wraps it
     with pytest.raises(SystemExit):
         fail(HOSTILE + "y" * 10**6, "hint", 1)
     error = capsys.readouterr().err

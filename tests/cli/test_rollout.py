@@ -153,7 +153,8 @@ def test_a_checkpoint_is_played_with_its_own_settings(emailrl, here: Path) -> No
         for command in (("rollout", "--limit", 1, "--out", f"{num_notes}.jsonl"), ("ask", "When?")):
             code, _, err = emailrl(*command, "--checkpoint", "best_model", *given)
             told = """Note: best_model is played with its own CHAT_TEMPLATE_KWARGS={"a": 1}, not {"b": 2}."""
-            assert code == 0 and err.count(told) == num_notes
+            assert code == (command[0] == "ask")  # random weights give no answer
+            assert err.count(told) == num_notes
         noted = json.loads((here / f"{num_notes}.conditions.json").read_text())
         assert noted | own | usual == noted
     both = "--checkpoint", "best_model", "--checkpoint", "other"

@@ -2,7 +2,8 @@
 
     python tests/gpu/personal.py write data/personal        # personal.mbox, train.jsonl, val.jsonl, test.jsonl
     emailrl gen-db --source data/personal/personal.mbox --db data/small/mail.db --append
-    python tests/gpu/personal.py sft --questions mixed.jsonl --db data/small/mail.db       # otherwise `emailrl sft`
+    python tests/gpu/personal.py sft --adapter mixture --questions mixed.jsonl --db data/small/mail.db \\
+        --max-steps 150 --batch-size 32 --learning-rate 4e-4       # `emailrl sft` with other experts
 
 ``personal/*.jsonl`` has a mailbox a line, of which a strong language model wrote every email and every question, each
 split by other instances. Questions are in their owner's words, seldom in the email's, so experts that search for words

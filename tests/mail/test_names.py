@@ -257,7 +257,7 @@ def test_a_database_of_the_old_schema_is_one_line_that_names_the_rebuild(db: Pat
     rows(old, "UPDATE meta SET value = '3' WHERE key = 'schema_version'")
     rows(old, "DROP TABLE threads")
     for use in (lambda: open_mailbox(old, ME), lambda: build_database([], old, append=True)):
-        with pytest.raises(UsageError, match="another version") as refused:
+        with pytest.raises(UsageError, match="an older version") as refused:
             use()
         assert f"emailrl gen-db --db {old} --overwrite" in str(refused.value)
 
