@@ -15,6 +15,7 @@ from email.header import Header
 from email.message import EmailMessage
 from pathlib import Path
 
+import pypdf  # noqa: F401 - loaded before `closed`, under whose user its folder may be out of reach
 import pytest
 from mail.mails import ENVELOPE, found, mbox, rows
 from mail.test_attachments import pdf
