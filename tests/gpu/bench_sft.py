@@ -2,28 +2,35 @@
 
     python tests/gpu/bench_sft.py                                                      # on one GPU
     python tests/gpu/bench_sft.py --shape 4B --sides emailrl "TRL 2 rows Liger"        # 0.6B, 4B, 14B: Qwen3's
+    python tests/gpu/bench_sft.py --gpus all --shape 0.6B --sides emailrl "emailrl 2 alone" "emailrl 2 ranks"
 
 Random weights of SmolLM2-135M's shape, or of others, in bf16; 256 conversations of about 2,000 tokens of which about 9%
 are learned, 32 a step. An adapter of rank 16 on every linear layer, then all weights. A figure is the mean of the steps
 behind its warm-up: data, forward, backward, clipping and AdamW. TRL packs rows of 8,192 tokens ("bfd") without gradient
 checkpointing, on PyTorch's variable-length FlashAttention (flash-attn itself need not be there); of its ways (rows a
-batch, with and without Liger kernels) the best counts.
+batch, with and without Liger kernels) the best counts. Weak scaling: two ranks have 64 a step, two processes "alone" on
+a GPU each 32, which tells what the ranks cost each other from what the host costs both. Of a step on rank 0, "own" is
+forward and backward, "waiting" for the others, "sum" the all-reduce; the rest is dealing, clipping and AdamW.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import random
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from runner import Bench, Given, Row, forget_peak, now, peak_gib
+from runner import Bench, Given, Row, forget_peak, now, peak_gib, torchrun
 from shapes import LINEAR
 
 from emailrl.model.policy import load_policy
+from emailrl.ranks import ALONE, RankGroup, joined
 from emailrl.settings import load_settings
 from emailrl.sft.data import batches_of
 from emailrl.sft.examples import Example
@@ -34,6 +41,8 @@ WARMUP, STEPS = 3, 5
 VARLEN = "bench_varlen"
 SIDES: dict[str, Row] = {
     "emailrl": {},
+    "emailrl 2 alone": {"ranks": 2, "alone": True},
+    "emailrl 2 ranks": {"ranks": 2},
     "TRL 8 rows Liger": {"way": [8, True]},
     "TRL 2 rows Liger": {"way": [2, True]},
     "TRL 8 rows": {"way": [8, False]},
@@ -48,13 +57,13 @@ def cases(given: Given) -> list[Row]:
         for side in given.sides
         for trains in ("adapter", "all weights")
     ]
-    return made[:1] if given.smoke else made
+    return [one for one in made if "way" not in one and one["trains"] == "adapter"] if given.smoke else made
 
 
 def measure(given: Given, case: Row) -> Row:
     full, folder = case["trains"] == "all weights", given.folder / case["shape"]
     groups = conversations(smoke=given.smoke)
-    return theirs(folder, groups, full, *case["way"]) if "way" in case else ours(folder, groups, full)
+    return theirs(folder, groups, full, *case["way"]) if "way" in case else ours(folder, groups, full, case)
 
 
 def conversations(*, smoke: bool) -> list[list[Example]]:
@@ -73,24 +82,51 @@ def conversations(*, smoke: bool) -> list[list[Example]]:
     return made
 
 
-def ours(folder: Path, groups: list[list[Example]], full: bool) -> dict[str, Any]:
+def ours(folder: Path, groups: list[list[Example]], full: bool, case: Row) -> Row | list[Row]:
     """Steps of ``emailrl sft`` with its default settings."""
     given = {"model_name": str(folder), "full_finetuning": full, "sft_steps": 1000, "sft_batch_size": BATCH}
     settings = load_settings(given, environ={}, cwd=folder)
-    fitter = Fitter(
-        load_policy(settings, trainable=True, full=full), settings.training, settings.sft, settings.agent.temperature
-    )
-    batches = batches_of(itertools.repeat(groups), len(groups), BATCH, 1, 0)
-    tokens, seconds, loss = 0, 0.0, 0.0
-    for step in range(1, WARMUP + STEPS + 1):
-        start = now()
-        batch = next(batches)
-        loss = fitter.step(batch, step=step)["loss"]
-        if step > WARMUP:
-            tokens, seconds = tokens + sum(len(example.token_ids) for example in batch), seconds + now() - start
-        elif step == WARMUP:
-            forget_peak()
-    return result(tokens, seconds, loss)
+    if "alone" in case and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    with nullcontext(ALONE) if "alone" in case else joined(settings.training) as ranks:
+        policy = load_policy(settings, trainable=True, full=full)
+        fitter = Fitter(policy, settings.training, settings.sft, settings.agent.temperature, ranks)
+        ranks.started()
+        if isinstance(ranks, RankGroup) and not ranks.is_first:
+            ranks.follow(lambda: fitter.take(ranks.scatter(None)))
+            return []
+        size = BATCH * ranks.world
+        batches = batches_of(itertools.repeat(groups), len(groups), size, 1, 0)
+        watch = {"own": Watch(fitter, "_sum")}
+        watch |= {} if ranks.is_alone else {"waiting": Watch(ranks, "gather"), "sum": Watch(ranks, "all_reduce")}
+        tokens, seconds, loss = 0, 0.0, 0.0
+        for step in range(1, WARMUP + STEPS + 1):
+            start = now()
+            batch = next(batches)
+            loss = fitter.step(batch, step=step)["loss"]
+            if step > WARMUP:
+                tokens, seconds = tokens + sum(len(example.token_ids) for example in batch), seconds + now() - start
+            elif step == WARMUP:
+                forget_peak()
+                for each in watch.values():
+                    each.seconds = 0.0
+        return result(tokens, seconds, loss) | {name: each.seconds / STEPS for name, each in watch.items()}
+
+
+class Watch:
+    """The time spent in a method of an object."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.seconds, method = 0.0, getattr(of, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            begun = now()
+            try:
+                return method(*given, **named)
+            finally:
+                self.seconds += now() - begun
+
+        setattr(of, name, watched)
 
 
 def theirs(folder: Path, groups: list[list[Example]], full: bool, rows: int, liger: bool) -> dict[str, Any]:
@@ -170,6 +206,15 @@ def result(tokens: int, seconds: float, loss: float) -> dict[str, Any]:
             "peak_gib": round(peak_gib(), 1), "loss": round(loss, 3)}  # fmt: skip
 
 
+def compare(rows: list[Row]) -> None:
+    """Add what a GPU of several does of one alone."""
+    ones = {(row["shape"], row["trains"]): row for row in rows if row["side"] == "emailrl" and "error" not in row}
+    for row in rows:
+        if "ranks" in row and "error" not in row and (one := ones.get((row["shape"], row["trains"]))):
+            each = row["tokens_per_second"] / (1 if "alone" in row else row["ranks"])
+            row["of_one"] = each / one["tokens_per_second"]
+
+
 BENCH = Bench(
     __file__,
     __doc__,
@@ -177,6 +222,7 @@ BENCH = Bench(
     {
         "shape": "shape", "trains": "trains", "side": "side", "tokens/s": "tokens_per_second:,",
         "s a step": "step_seconds:.3f", "peak GiB": "peak_gib:.1f", "loss": "loss:.3f",
+        "a GPU of one": "of_one:.3f", "own s": "own:.3f", "waiting s": "waiting:.3f", "sum s": "sum:.3f",
     },
     {
         "--shape": {"nargs": "+", "default": ["135M"]},
@@ -184,6 +230,8 @@ BENCH = Bench(
     },
     cases=cases,
     smoke={"shape": ["smoke"]},
+    launcher=lambda case: torchrun(case) if "ranks" in case else [sys.executable],
+    add=compare,
     seconds=400,
 )  # fmt: skip
 
