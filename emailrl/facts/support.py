@@ -10,8 +10,8 @@ from emailrl.facts.reading import Literal, agree, find_names, read, same_token
 from emailrl.facts.words import clean, says_something, stem
 
 _WORD = re.compile(r"\w+")
-_PIECE = re.compile(r"\S.{0,299}?[.!?](?=\s)|\S.{0,299}")
-"""A sentence or the rest of its line, at most 300 characters."""
+_PIECE = re.compile(r"\S.{0,299}?(?:\w{3}[.]|[^\w\s][.]|[!?])(?=\s)|\S.{0,299}")
+"""A sentence or the rest of its line, at most 300 characters. No sentence ends at "Dr." or "am 3."."""
 _READ_CHARS = 20_000  # of a text in which other spellings are looked for: reading them takes 2 s at worst
 
 

@@ -33,5 +33,6 @@ def test_a_passage_is_where_the_answer_stands() -> None:
     assert passage("£925", "What is my rent?", TEXT) == [greeting, rent, order, "…"]
     assert passage("a standing order", "What is my rent?", TEXT) == ["…", rent, order, "Kind regards", "…"]
     assert passage("7318", "Which code?", " \n") == []
+    assert passage("9:30", "When?", "See Dr. Ott on the 3. May at 9:30.") == ["See Dr. Ott on the 3. May at 9:30."]
     far = "No news of code here.\n" * 500 + "It is 7318.\n" + "No news of code here.\n" * 500
     assert passage("7318", "Which code?", far) == ["…", *far.splitlines()[499:502], "…"]
