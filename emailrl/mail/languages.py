@@ -16,7 +16,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, lru_cache
-from itertools import islice, product
+from itertools import accumulate, islice, pairwise, product
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -28,8 +28,10 @@ FOREIGN = f"{PARTY}{PARTY}"
 _STEMMED = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian", "polish")
 _COMPOUNDING = ("german", "dutch")
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-_ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others"))
-_FOREIGN = _COMPOUNDED | _OTHERS
+_ENGLISH, _COMPOUNDED, _OTHERS, _SHARED = (
+    frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others", "shared")
+)
+_FOREIGN = _COMPOUNDED | _OTHERS | _SHARED
 _IRREGULAR = dict[str, list[str]]()
 for _forms in map(str.split, WORDS["irregular"].split(",")):
     for _form in _forms:
@@ -58,7 +60,9 @@ _SEARCHED_CHARS, _MOST_WORDS = 100_000, 8  # of a text, for its snippet
 _ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying", "al", "als")  # of a word without its own
 _ENDING = re.compile("(?<=..)(?:i?e[sd]|(?<![aeiou])ying|ing|(?<!s)s|(?<!e)e|(?<![aeiou])y)$")
 _PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[^aeiou][aeiou][^aeiouwxy]$")
-_FLEETING = re.compile(r"i?e([ck])$")  # in Polish: zegarek, zegarka
+_IRREGULAR_END = re.compile(r"i?e(?=[ck]$)|(?<=\w\wu)[sx]$")  # Polish: zegarek, zegarka; French: pneus, jeux
+_SHORTEST_NUMBER, _LONGEST_NUMBER, _LONGEST_AREA = 9, 18, 4  # digits of a telephone's
+_AFTER_AREA = [[6], [3, 3], [2, 2, 2], [7], [3, 4], [3, 2, 2], [8], [4, 4], [2, 2, 2, 2]]
 _DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
@@ -68,7 +72,7 @@ def _told(subject: str, body: str) -> tuple[bool, bool]:
     words = [*head.replace(":", " ").replace(",", " ").split(), *(() if head.isascii() else head)]
     others = _FOREIGN.intersection(words)
     is_english = len(_ENGLISH.intersection(words)) > _DOUBT * len(others)
-    return is_english, not (is_english or others) or not _COMPOUNDED.isdisjoint(others)
+    return is_english, (not is_english and others <= _SHARED) or not _COMPOUNDED.isdisjoint(others)
 
 
 def indexed_words(names: str, subject: str, body: str) -> list[str]:
@@ -112,7 +116,7 @@ class Stems:
             if number >= self._english[word] or not word.isascii()
         ]
         compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
-        pairs = [(each, fold(word)) for word in words for each in {*spellings(word), fold(word)}]
+        pairs = [(each, fold(word)) for word in words for each in {*spellings(word), *_plain(word)}]
         found = {(each, word) for each, word in pairs if each != word}
         written, kept = [each for each, _ in pairs], [word for _, word in pairs]
         for name in _STEMMED:
@@ -126,7 +130,7 @@ class Stems:
 def stem_ranges(word: str) -> str:
     """Return, as JSON, the first and the last key in ``stems`` of each group of words for which a keyword stands."""
     word = normalize("NFC", word.lower())
-    written = {word, fold(word), _FLEETING.sub(r"\1", word)}
+    written = {word, *_plain(word)}
     found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
     for stem in {stem for name in _COMPOUNDING for stem in _stems(name, [word])}:
         if len(stem) >= _SHORTEST_PART:
@@ -161,6 +165,11 @@ def fold(word: str) -> str:
     return word if word.isascii() else normalize("NFC", _ACCENTED.sub(r"\1", normalize("NFD", word)))
 
 
+def _plain(word: str) -> tuple[str, str]:
+    """A word without accents, and without an ending that no stemmer knows."""
+    return fold(word), fold(_IRREGULAR_END.sub("", word))
+
+
 def spellings(text: str) -> list[str]:
     """Return the text and its other spellings."""
     if text.isascii() or not _LETTER.search(composed := normalize("NFC", text)):
@@ -193,6 +202,21 @@ def english_forms(word: str) -> list[str]:
     forms = [*(each + ending for ending in _ENDINGS for each in stripped), *(word + end for end in ends)]
     made = (form for form in forms if form != word and stem(form) == stem(word))
     return [*dict.fromkeys([*known, *made])]
+
+
+def phone_groups(number: str) -> list[str]:
+    """Return the groups in which a telephone number that was typed in one piece may be written: its area, with or
+    without a zero, and the rest; none for other keywords. A country code has one to three digits."""
+    number = f"+{number[2:]}" if number.startswith("00") else number
+    if not (number.removeprefix("+").isdecimal() and _SHORTEST_NUMBER <= len(number) < _LONGEST_NUMBER):
+        return []
+    found = list[str]()
+    for start, sizes in product((2, 3, 4) if number[0] == "+" else (int(number[0] == "0"),), _AFTER_AREA):
+        ends = [*accumulate((-size for size in reversed(sizes)), initial=len(number))][::-1]
+        if 1 <= len(area := number[start : ends[0]]) <= _LONGEST_AREA:
+            rest = " ".join(number[begin:end] for begin, end in pairwise(ends))
+            found += [f"{area} {rest}", f"0{area} {rest}"]
+    return found
 
 
 def words_apart(keyword: str) -> list[str]:
