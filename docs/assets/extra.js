@@ -17,6 +17,14 @@ function mend() {
 }
 
 observer.observe(document.body, { childList: true, subtree: true });
+// On a phone, the two halves of a wide figure stand below each other.
+for (const figure of document.querySelectorAll("article img[src$='_curve.svg']")) {
+  const halves = [0, 324].map((left) => Object.assign(new Image(), { alt: "", className: "half", src: `${figure.src}#svgView(viewBox(${left},0,324,259.2))` }));
+  halves[0].alt = figure.alt;
+  figure.classList.add("whole");
+  figure.after(...halves);
+}
+
 addEventListener("resize", mend);
 mend();
 for (const { tHead, tBodies } of document.querySelectorAll("article table")) {
