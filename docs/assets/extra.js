@@ -19,7 +19,12 @@ function mend() {
 observer.observe(document.body, { childList: true, subtree: true });
 // On a phone, the two halves of a wide figure stand below each other.
 for (const figure of document.querySelectorAll("article img[src$='_curve.svg']")) {
-  const halves = [0, 324].map((left) => Object.assign(new Image(), { alt: "", className: "half", src: `${figure.src}#svgView(viewBox(${left},0,324,259.2))` }));
+  const top = figure.src.includes("quickstart") ? 17 : 0; // below a title over both
+  const halves = [[0, 331], [331, 317]].map(([left, width]) => {
+    const half = Object.assign(new Image(), { alt: "", className: "half", src: `${figure.src}#svgView(viewBox(${left},${top},${width},${259 - top}))` });
+    half.style.aspectRatio = `${width} / ${259 - top}`;
+    return half;
+  });
   halves[0].alt = figure.alt;
   figure.classList.add("whole");
   figure.after(...halves);
