@@ -254,13 +254,14 @@ def example_page(docs: Path) -> str:
 
 
 def find_settings(site: Path) -> None:
-    """Let the search of a built site find each setting by its name: it knows only pages and their headings. Of what
-    explains the code it keeps the titles, as its words are those of every question."""
+    """Let the search of a built site find each setting by its name: it knows only pages and their headings. Of the
+    settings' tables, and of what explains the code in the words of every question, it keeps the titles."""
     path = site / "search.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     inner = ("decisions/", "architecture")
+    tables = {f"reference/settings.html#{leaf.section}" for leaf in leaves()}
     own = [
-        each | ({"text": ""} if each["location"].startswith(inner) else {})
+        each | ({"text": ""} if each["location"].startswith(inner) or each["location"] in tables else {})
         for each in index["items"]
         if each["level"] == 1 or not each["location"].startswith(inner)
     ]

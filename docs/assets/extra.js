@@ -43,7 +43,7 @@ if (location.protocol === "file:") {
 // The theme's search wants every word in one section, as it is written there. Words that only string a question together
 // are left out. If no section has the others, plurals become singular and foreign words ours; if that is not enough, those
 // words are sought that one section has, the rare ones before the common.
-const STOP = new Set("a an and are as at be can could do does for from get have how i if in into is it me my need not of on or should so that the their there they this to use using want was we what when where which while who why will with without would you your".split(" "));
+const STOP = new Set("a an and are as at be can could do does for from get have how i if in into is it me my need not of on or should so that the their there they this to use using want was we what when where which while who why will with without work works would you your".split(" "));
 const OURS = { against: "compare", delete: "forget", finetune: "sft", finetuning: "sft", huggingface: "hub", mac: "macos", multiple: "several", node: "host", oom: "memory", osx: "macos" };
 const post = Worker.prototype.postMessage;
 let sections = [];
