@@ -59,8 +59,8 @@ Values are looked up in this order: command-line flag, environment variable, `.e
   setting with different values are an error.
 - **Names**: the setting's name in upper case (`max_steps` is `MAX_STEPS`). Single words get the prefix `EMAILRL_`,
   because the bare word may belong to another program: `gamma` is `EMAILRL_GAMMA`. Five words common in training scripts
-  have none: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A warning gives the right name for a wrong prefix, and
-  for a name in `.env` that nearly matches one.
+  have none: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A warning gives the right name for a wrong prefix,
+  and for a name in `.env` that nearly matches one.
 - **`emailrl.toml`**: put a setting under its section (`[training]`, `max_steps = 20`) or at the top level; aliases work
   in lower case. Relative paths start at the file's directory. Unknown keys are errors.
 - **Trust**: if `.env` or `emailrl.toml` sets servers, keys, code, or paths outside the folder, the folder must be
@@ -131,7 +131,7 @@ def _documented(name: str, value: Any) -> str:
 
 
 def settings_reference() -> str:
-    """``docs/reference/settings.md``: a table for each section of the tree, by what a reader wants, then the presets."""
+    """``docs/reference/settings.md``: a table for each section, by what a reader wants, then the presets."""
     tables = {section: list(members) for section, members in groupby(leaves(), key=lambda leaf: leaf.section)}
     if set(tables) != {section for _, sections in _WANTED for section in sections}:
         raise ValueError("docs/generate.py: _WANTED must name each section of the settings")

@@ -30,6 +30,17 @@ for (const figure of document.querySelectorAll("article img[src$='_curve.svg']")
   figure.after(...halves);
 }
 
+// The page on the first screen takes the site's light or dark; opened as a file, it keeps the system's.
+const embedded = document.querySelector(".window iframe");
+function follow() {
+  const root = embedded.contentDocument?.documentElement;
+  if (root) root.dataset.theme = document.body.dataset.mdColorScheme === "slate" ? "dark" : "light";
+}
+if (embedded) {
+  embedded.addEventListener("load", follow);
+  new MutationObserver(follow).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
+}
+
 addEventListener("resize", mend);
 mend();
 for (const { tHead, tBodies } of document.querySelectorAll("article table")) {
