@@ -35,19 +35,34 @@ _GENERATED: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
 _COMMANDS: Final = "The help of every command, as `emailrl COMMAND --help` prints it.\n"
 _SETTINGS: Final = """# Settings
 
+Every setting with its names, default and meaning, by section. The search finds each by its name.
+"""
+_WANTED: Final = (
+    ("The model and its adapter", ("model", "lora")),
+    ("How the agent plays", ("agent",)),
+    ("Where completions come from", ("vllm", "openai")),
+    ("Mail", ("store",)),
+    ("Questions", ("data", "generation")),
+    ("Supervised fine-tuning", ("sft",)),
+    ("Reinforcement learning", ("training", "algorithm")),
+    ("What is rewarded", ("rewards", "reward_weights")),
+    ("Measuring and stopping", ("evaluation", "benchmark")),
+    ("Files, checkpoints and trackers", ("output", "tracking")),
+)
+"""What a reader of the settings wants, with the sections that have it."""
+_RULES: Final = """## How a value is found
+
 Values are looked up in this order: command-line flag, environment variable, `.env`, `emailrl.toml`, preset
 (`--preset`), default. `.env` and `emailrl.toml` are read from the working directory.
 
-- **Environment and `.env`**: use the names below. An empty value counts as unset; `none` clears an optional setting.
-  Setting two names of the same setting to different values is an error.
+- **Environment and `.env`**: an empty value counts as unset; `none` clears an optional setting. Two names of the same
+  setting with different values are an error.
 - **Names**: the setting's name in upper case (`max_steps` is `MAX_STEPS`). Single words get the prefix `EMAILRL_`,
-  because the bare word may belong to another program: `gamma` is `EMAILRL_GAMMA`, `mode` is `EMAILRL_MODE`. Five words
-  common in training scripts have no prefix: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A warning gives the
-  right name for a variable with a missing or extra prefix (`GAMMA`, `EMAILRL_MAX_STEPS`), and for a name in `.env`
-  that nearly matches one.
-- **`emailrl.toml`**: put a setting under its section (`[training]`, `max_steps = 20`) or at the top level
-  (`max_steps = 20`); aliases work in lower case. Relative paths are relative to the file's directory. Unknown keys are
-  errors.
+  because the bare word may belong to another program: `gamma` is `EMAILRL_GAMMA`. Five words common in training scripts
+  have none: `BETA`, `PATIENCE`, `SEED`, `TEMPERATURE`, `VERBOSE`. A warning gives the right name for a wrong prefix,
+  and for a name in `.env` that nearly matches one.
+- **`emailrl.toml`**: put a setting under its section (`[training]`, `max_steps = 20`) or at the top level; aliases work
+  in lower case. Relative paths start at the file's directory. Unknown keys are errors.
 - **Trust**: if `.env` or `emailrl.toml` sets servers, keys, code, or paths outside the folder, the folder must be
   trusted once (`emailrl trust`; [why](security.md)).
 - **Needs**: a setting without what it needs is an error or, if nothing else depends on it, a note in the run's header.
@@ -57,10 +72,14 @@ Values are looked up in this order: command-line flag, environment variable, `.e
 
 def cli_reference() -> str:
     """``docs/reference/cli.md``: the help of every command, in the order ``emailrl --help`` lists them."""
-    pages = (
-        f"## {name}\n\n```\n{text.strip()}\n```\n" for name, text in _helps(typer.main.get_command(app), "emailrl")
-    )
-    return "\n".join(["# Commands\n", _COMMANDS, _GENERATED, *pages])
+    helps = list(_helps(typer.main.get_command(app), "emailrl"))
+    groups = re.findall(r"^([A-Z][\w ]+):\n((?:  [a-z].+\n?)+)", helps[0][1], re.MULTILINE)
+    index = ""
+    for group, commands in groups:
+        names = re.findall(r"^  ([a-z-]+)", commands, re.MULTILINE)
+        index += f"- **{group}**: {' · '.join(f'[`{name}`](#emailrl-{name})' for name in names)}\n"
+    pages = (f"## {name}\n\n```\n{text.strip()}\n```\n" for name, text in helps)
+    return "\n".join(["# Commands\n", _COMMANDS, _GENERATED, index, *pages])
 
 
 PUBLIC: Final = {
@@ -112,12 +131,20 @@ def _documented(name: str, value: Any) -> str:
 
 
 def settings_reference() -> str:
-    """``docs/reference/settings.md``: a table for each section of the tree, then the presets."""
-    parts = [_SETTINGS, _GENERATED]
-    for section, members in groupby(leaves(), key=lambda leaf: leaf.section):
-        parts.append(f"## [{section}]\n\n| setting | environment | default | needs | meaning |\n|---|---|---|---|---|")
-        parts[-1] += "".join(f"\n{_row(leaf)}" for leaf in members) + "\n"
-    return "\n".join([*parts, _presets()])
+    """``docs/reference/settings.md``: a table for each section, by what a reader wants, then the presets."""
+    tables = {section: list(members) for section, members in groupby(leaves(), key=lambda leaf: leaf.section)}
+    if set(tables) != {section for _, sections in _WANTED for section in sections}:
+        raise ValueError("docs/generate.py: _WANTED must name each section of the settings")
+    index, parts = "", []
+    for want, sections in _WANTED:
+        index += f"- **{want}**: {', '.join(f'[`[{section}]`](#{section})' for section in sections)}\n"
+        for section in sections:
+            parts.append(
+                f"## [{section}]\n\n| setting | environment | default | needs | meaning |\n|---|---|---|---|---|"
+            )
+            parts[-1] += "".join(f"\n{_row(leaf)}" for leaf in tables[section]) + "\n"
+    rules = f"- **Many values at once**: [presets](#presets)\n\n{_RULES}"
+    return "\n".join([_SETTINGS, _GENERATED, index + rules, *parts, _presets()])
 
 
 def openrlhf_reference() -> str:
@@ -227,13 +254,14 @@ def example_page(docs: Path) -> str:
 
 
 def find_settings(site: Path) -> None:
-    """Let the search of a built site find each setting by its name: it knows only pages and their headings. Of what
-    explains the code it keeps the titles, as its words are those of every question."""
+    """Let the search of a built site find each setting by its name: it knows only pages and their headings. Of the
+    settings' tables, and of what explains the code in the words of every question, it keeps the titles."""
     path = site / "search.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     inner = ("decisions/", "architecture")
+    tables = {f"reference/settings.html#{leaf.section}" for leaf in leaves()}
     own = [
-        each | ({"text": ""} if each["location"].startswith(inner) else {})
+        each | ({"text": ""} if each["location"].startswith(inner) or each["location"] in tables else {})
         for each in index["items"]
         if each["level"] == 1 or not each["location"].startswith(inner)
     ]

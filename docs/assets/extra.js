@@ -17,6 +17,30 @@ function mend() {
 }
 
 observer.observe(document.body, { childList: true, subtree: true });
+// On a phone, the two halves of a wide figure stand below each other.
+for (const figure of document.querySelectorAll("article img[src$='_curve.svg']")) {
+  const top = figure.src.includes("quickstart") ? 17 : 0; // below a title over both
+  const halves = [[0, 331], [331, 317]].map(([left, width]) => {
+    const half = Object.assign(new Image(), { alt: "", className: "half", src: `${figure.src}#svgView(viewBox(${left},${top},${width},${259 - top}))` });
+    half.style.aspectRatio = `${width} / ${259 - top}`;
+    return half;
+  });
+  halves[0].alt = figure.alt;
+  figure.classList.add("whole");
+  figure.after(...halves);
+}
+
+// The page on the first screen takes the site's light or dark; opened as a file, it keeps the system's.
+const embedded = document.querySelector(".window iframe");
+function follow() {
+  const root = embedded.contentDocument?.documentElement;
+  if (root) root.dataset.theme = document.body.dataset.mdColorScheme === "slate" ? "dark" : "light";
+}
+if (embedded) {
+  embedded.addEventListener("load", follow);
+  new MutationObserver(follow).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
+}
+
 addEventListener("resize", mend);
 mend();
 for (const { tHead, tBodies } of document.querySelectorAll("article table")) {
@@ -30,7 +54,7 @@ if (location.protocol === "file:") {
 // The theme's search wants every word in one section, as it is written there. Words that only string a question together
 // are left out. If no section has the others, plurals become singular and foreign words ours; if that is not enough, those
 // words are sought that one section has, the rare ones before the common.
-const STOP = new Set("a an and are as at be can could do does for from get have how i if in into is it me my need not of on or should so that the their there they this to use using want was we what when where which while who why will with without would you your".split(" "));
+const STOP = new Set("a an and are as at be can could do does for from get have how i if in into is it me my need not of on or should so that the their there they this to use using want was we what when where which while who why will with without work works would you your".split(" "));
 const OURS = { against: "compare", delete: "forget", finetune: "sft", finetuning: "sft", huggingface: "hub", mac: "macos", multiple: "several", node: "host", oom: "memory", osx: "macos" };
 const post = Worker.prototype.postMessage;
 let sections = [];
