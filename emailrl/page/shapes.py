@@ -2,8 +2,8 @@
 text, one piece per id, without torch: only ``tokenizers`` and the ``tokenizer.json`` that fits.
 
 A row (``/data/trajectories``): ``id, file, offset`` (byte of its line), ``source, step, group, scenario, kind,
-question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped, found,
-read, cited``.
+inbox, question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped,
+found, read, cited``.
 
 One in full (``/data/trajectory``): ``id, advantage, dropped, question, gold, answer, inbox, date, exception,
 conversation`` (items with a ``role``), ``evidence, terms, reasons, rubric, facts, samples`` (``pieces, ids, mask,
@@ -46,7 +46,7 @@ def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]
 
 
 def _row(entry: Entry, note: TrainingNote | None) -> Record:
-    same = ("id", "offset", "step", "kind", "turns", "tokens", "trained")
+    same = ("id", "offset", "step", "kind", "inbox", "turns", "tokens", "trained")
     return {name: getattr(entry, name) for name in same} | {
         "group": entry.group_id,
         "scenario": entry.question_id,
