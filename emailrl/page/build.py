@@ -156,17 +156,13 @@ def document(title: str, config: Record, data: str = "", rest: str = "", *, conn
     return shown, policy
 
 
-_SPACED = re.compile(
-    r"""("(?:\\.|[^"\\\n])*"|`(?:[^`$]|\$\{(?:[^`}]|`[^`]*`)*\}|\$)*`)"""  # a text, which stays
-    r"| ?([,:?]|[=!]?==?|=>|[<>]=?|\+=|&&|\|\||\?\?) |(?<=\{) | (?=\})|(?<=\)) (?=\{)"
-)
-
-
 def _source(name: str) -> str:
     """A source file without indentation, blank lines, lines of comments, and, outside texts, spaces around signs."""
     lines = map(str.strip, (files("emailrl.page") / name).read_text(encoding="utf-8").splitlines())
-    text = "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
-    return _SPACED.sub(lambda found: found[1] or found[2] or "", text)
+    joined = "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
+    texts = r"""("(?:\\.|[^"\\\n])*"|`(?:[^`$]|\$\{(?:[^`}]|`[^`]*`)*\}|\$)*`)"""
+    spaces = r" ?([,:?]|[=!]?==?|=>|[<>]=?|\+=|&&|\|\||\?\?) |(?<=\{) | (?=\})|(?<=\)) (?=\{)"
+    return re.sub(f"{texts}|{spaces}", lambda found: found[1] or found[2] or "", joined)
 
 
 def _hash(text: str) -> str:

@@ -26,13 +26,13 @@ function title() {
   return pair.before ? `${policyName(pair.before)} → ${policyName(pair.after)}` : policyName(pair.after);
 }
 
-function heading() {
+function heading(view = null) {
   const { run } = data;
   const folders = new Set(run.files.map((file) => file.name.split("/")[0]));
   const results = run.run.run_id ? [] : run.pair ? [run.pair.before, run.pair.after].filter(Boolean) : run.results;
   const each = (name, of) => { const told = [...new Set(results.map(of).filter(Boolean))]; return told.length && `${name} ${told.join(" → ")}`; };
-  const facts = [title() !== run.title && [...folders].join(", "), each("base model", (result) => result.base_model), each("checkpoint", (result) => result.checkpoint && `${result.checkpoint}${result.step === null ? "" : ` of step ${result.step}`}`), each("measured", (result) => result.measured_at?.slice(0, 16).replace("T", " ")), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
-  return el("div.heading", {}, outside(title(), "h1.again"), brief(facts.filter(Boolean).join("  ·  "), "p.lead", {}));
+  const facts = [view && title(), title() !== run.title && [...folders].join(", "), each("base model", (result) => result.base_model), each("checkpoint", (result) => result.checkpoint && `${result.checkpoint}${result.step === null ? "" : ` of step ${result.step}`}`), each("measured", (result) => result.measured_at?.slice(0, 16).replace("T", " ")), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
+  return el("div.heading", {}, outside(view ?? title(), "h1.again"), brief(facts.filter(Boolean).join("  ·  "), "p.lead", {}));
 }
 
 function leftOut() {
@@ -143,6 +143,7 @@ function heroFacts() {
   }
   const now = status?.state === "running" && steps.at(-1);
   if (now && Number.isFinite(now.reward_mean)) {
+    add("Steps", status.steps ? `${now.step} of ${status.steps}` : number(now.step), now.seconds?.total ? `the last took ${duration(now.seconds.total)}` : null);
     add("Training accuracy", percent(now.accuracy), `step ${now.step}, on questions that it trains on`);
     add("Training reward", number(now.reward_mean), `step ${now.step}, mean`);
   }
@@ -288,7 +289,8 @@ function numbersTable(label, names, rows, name = "numbers.stacked") {
 const comparison = (each) => brief(`${each.first} → ${each.second}: ${difference(each)}; ${betterOn(each)} of ${plural(each.num_questions, "question")}`, "p.note");
 
 function resultTable() {
-  const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
+  const best = bestOf(data.run.results).accuracy;
+  const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el(each.accuracy === best ? "td.best" : "td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
   return numbersTable("Results", ["model", "accuracy", "95% interval", "0 to 100%", "reward", "turns", "questions"], rows);
 }
 
@@ -306,7 +308,7 @@ function metrics() {
   const first = names.indexOf("accuracy");
   if (first < 0) return null;
   const rows = [...names.slice(first), ...names.slice(0, first)].map((name) => el("tr", {}, el("th", { scope: "row", text: METRICS[name] ?? name.replaceAll("_", " ") }), shown.map((each) => el("td", { text: SHARES.test(name) ? percent(each[name]) : number(each[name], 2) }))));
-  return section("All metrics", "Means over questions; what is 0 everywhere is left out.", numbersTable("All metrics", ["metric", ...shown.map(policyName)], rows, "numbers.few"));
+  return section("All metrics", "Means over the test questions; what is 0 everywhere is left out.", numbersTable("All metrics", ["metric", ...shown.map(policyName)], rows, "numbers.few"));
 }
 
 // The files whose failures are compared: the two tests of the headline, else the first and last evaluation, else each
@@ -324,9 +326,9 @@ function compared() {
 // A row per class, a column per file: how many of its trajectories are in the class, which open, as a bar and a share.
 function shareTable(name, columns, classes, most, partOf) {
   const cell = ({ file, rows }, each) => {
-    const { found, of, text = String(found), filters } = partOf(rows, each);
-    const link = el("a", { href: address(listOf({ file: file.name, ...filters })), "aria-label": `${plural(found, "trajectory")}: ${each}, ${policyOf(file)}`, text });
-    return el("td", {}, el("span.share", {}, filters && found ? link : text, filters ? bar(found / of || 0, 0, most) : el("span"), el("span.under", { text: of ? percent(found / of) : "–" })));
+    const { found, of, text, filters } = partOf(rows, each);
+    const link = el("a", { href: address(listOf({ file: file.name, ...filters })), "aria-label": `${text ? `${text} correct` : plural(found, "trajectory")}: ${each}, ${policyOf(file)}`, text: text ?? String(found) });
+    return el("td", {}, el("span.share", {}, filters && (text || found) ? link : link.textContent, filters ? bar(found / of || 0, 0, most) : el("span"), el("span.under", { text: of ? percent(found / of) : "–" })));
   };
   const rows = [...classes, null].map((each) => el(each === null ? "tr.total" : "tr", {}, outside(each ?? "all", "th", { scope: "row" }), columns.map((column) => cell(column, each))));
   const head = columns.map(({ file, rows: { length } }) => el("th", { scope: "col" }, outside(policyOf(file)), el("span.under.block", { text: plural(length, "trajectory") })));
