@@ -52,9 +52,10 @@ from emailrl.settings import Settings, load_settings
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
     from emailrl.measure.benchmark import Report, Subject
-    from emailrl.records.trajectory import Scenario, Trajectory
+    from emailrl.records.trajectory import Scenario
 
 NAMES_WIDTH = 33
 RESULT_WIDTH = 15  # width of the name column, and minimum width of a result column, in characters
@@ -174,21 +175,16 @@ def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings
     from emailrl.cli.trajectory import show_trajectories
     from emailrl.measure.benchmark import run_benchmark
 
-    num_ended, total = 0, len(scenarios) * settings.benchmark.bench_samples
+    total = len(scenarios) * settings.benchmark.bench_samples
     say(f"Evaluating on {counted(len(scenarios), 'question')} ...")
     with Tally() as tally:
-
-        def ended(subject: Subject, trajectory: Trajectory) -> None:
-            nonlocal num_ended
-            num_ended += trajectory.exception is None
-            tally.advance(title_of(subject), total)
-
+        how["progress"] = lambda subject, _: tally.advance(title_of(subject), total)
         tally.begin(title_of(subjects[0]), total)
         try:
-            report = run_benchmark(subjects, scenarios, settings, folder, progress=ended, **how)
+            report = run_benchmark(subjects, scenarios, settings, folder, **how)
         except Exception:
-            if num_ended:
-                say_again(f"{counted(num_ended, 'question')} saved in {folder}", "finish", folder)
+            if any(file.stat().st_size for file in folder.glob("trajectories/*.jsonl")):
+                say_again(f"What was played is saved in {folder}", "finish")
             raise
         finally:
             with suppress(OSError):  # not empty
@@ -203,7 +199,7 @@ def _say_what_is_left(report: Report, folder: Path) -> None:
     evaluations = [result.evaluation for result in report.results]
     if report.interrupted:
         if count := sum(each.num_questions for each in evaluations):
-            say_again(f"{counted(count, 'question')} saved in {folder}", "finish", folder)
+            say_again(f"{counted(count, 'question')} saved in {folder}", "finish")
         return
     if unjudged := sum(each.unjudged for each in evaluations):
         say_again(f"{counted(unjudged, 'answer')} without a verdict", "judge again", folder)
@@ -283,12 +279,14 @@ def results_table(report: Report, width: int, *, every: bool = True) -> Renderab
         for result in report.results
         if not result.complete
     ]
-    tables = _side_by_side(list(titles.values()), [_cells(record, every=every) for record in records], width)
+    best = max(each["accuracy"] for each in records) if len(records) > 1 else None
+    columns = [_cells(each, every=every, best=best) for each in records]
+    tables = _side_by_side(list(titles.values()), columns, width)
     first, after = (compared, []) if len(compared) == 1 else ([], compared)  # the verdict, unless there are several
     return Group(Text(heading, style="bold"), *first, *tables, *after, *lines)
 
 
-def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) -> Iterator[Table]:
+def _side_by_side(titles: list[str], columns: list[dict[str, str | Text]], width: int) -> Iterator[Table]:
     """Tables of columns, whose cells have the names of their rows; as few as fit."""
     from rich.box import SIMPLE
     from rich.table import Column, Table
@@ -306,11 +304,17 @@ def _side_by_side(titles: list[str], columns: list[dict[str, str]], width: int) 
         yield table
 
 
-def _cells(record: dict[str, Any], *, every: bool) -> dict[str, str]:
+def _cells(record: dict[str, Any], *, every: bool, best: float | None) -> dict[str, str | Text]:
     """A result's numbers as text, by row: the ``MAIN`` ones and what went wrong, or ``every``; under attack also the
-    share of injected instructions obeyed, by kind."""
+    share of injected instructions obeyed, by kind. The ``best`` accuracy stands out."""
+    from rich.text import Text
+
+    from emailrl.agent.attack import KINDS
+
     low, high = record["accuracy_low"], record["accuracy_high"]
-    cells = {"accuracy": f"{record['accuracy']:.1%}", "95% interval": f"{low:.1%} to {high:.1%}"}
+    style = "bold green" if record["accuracy"] == best else ""
+    cells: dict[str, str | Text] = {"accuracy": Text(f"{record['accuracy']:.1%}", style)}
+    cells["95% interval"] = f"{low:.1%} to {high:.1%}"
     for name in ("pass_at_k", "majority") if "num_samples" in record else ():
         low, high = record[f"{name}_low"], record[f"{name}_high"]
         cells[name.replace("_at_k", f"@{record['num_samples']}")] = f"{record[name]:.1%} ({low:.1%} to {high:.1%})"
@@ -326,12 +330,8 @@ def _cells(record: dict[str, Any], *, every: bool) -> dict[str, str]:
         form = "{:.1%}" if name in SHARES else FORMS.get(name, "{:,.0f}" if name.endswith("tokens") else "{:,.2f}")
         value = "none" if record[name] is None else record[name]
         cells[TITLES.get(name, name.replace("_", " "))] = form.format(value) if isinstance(value, float) else str(value)
-    for kind in _kinds_of_orders(record) if record.get("attacked") else ():
+    for kind in KINDS if record.get("attacked") else ():
         seen, share = record[f"{kind}_orders_seen"], record[f"{kind}_obeyed"]
         low, high = record[f"{kind}_obeyed_low"], record[f"{kind}_obeyed_high"]
         cells[f"{kind} obeyed"] = f"{share:.1%} of {seen}\n({low:.1%} to {high:.1%})" if seen else "none seen"
     return cells
-
-
-def _kinds_of_orders(record: dict[str, Any]) -> list[str]:
-    return [name.removesuffix("_orders_seen") for name in record if name.endswith("_orders_seen")]

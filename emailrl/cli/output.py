@@ -90,10 +90,10 @@ def confirm(question: str, what: str, hint: str = "Add --yes.") -> bool:
     return typer.confirm(question, err=True)
 
 
-def say_again(what: str, purpose: str, out: Path) -> None:
-    """Print what has happened, and how to go on: the same command with ``--resume`` on ``out``."""
-    how = f"rerun the same command with --resume --out {shlex.quote(str(out))}"
-    progress_console().print(f"{what}; to {purpose}, {how}", soft_wrap=True)
+def say_again(what: str, purpose: str, out: Path | None = None) -> None:
+    """Print what has happened, and how to go on: with ``--resume``, and ``out`` if that alone would not find it."""
+    named = f" --out {shlex.quote(str(out))}" if out else ""
+    say(f"{what}; to {purpose}, rerun the same command with --resume{named}")
 
 
 def print_next(arguments: Sequence[str], comment: str = "", *, folder: Path | None = None) -> None:

@@ -194,7 +194,7 @@ def _play(
         except BaseException:
             if journal.trajectories:
                 kept = f"{len(journal.trajectories)} finished trajectories saved in {journal.path}"
-                say_again(kept, "finish", journal.path)
+                say_again(kept, "finish")
             raise
         return time.perf_counter() - started
 

@@ -86,12 +86,12 @@ def render_trajectory(
         identity += f"  adapter {trajectory.adapter_sha256[:12]}"
     came_of_it, turns = verdict(trajectory), counted(len(trajectory.turns), "turn")
     rows = {
-        "Verdict": f"{came_of_it}, reward {trajectory.reward:.3f}, {turns}, {trajectory.seconds:.2f} s",
-        "Trajectory": identity,
         "Question": scenario.question,
+        "Verdict": f"{came_of_it}, reward {trajectory.reward:.3f}, {turns}, {trajectory.seconds:.2f} s",
         "Inbox": f"{scenario.inbox_address}, as of {scenario.query_date}",
         "Gold answer": scenario.answer,
         "Gold emails": _ids(scenario.evidence),
+        "Trajectory": identity,
     }
     style = "red" if trajectory.exception else STYLES.get(came_of_it, "none")
     header = Panel(_pairs(rows | ({"From": title} if title else {})), box=box.ROUNDED, border_style=style)
@@ -200,7 +200,7 @@ def _numbers(title: str, values: dict[str, Any]) -> RenderableType:
     if not values:
         return Text()
     columns = "", Column(justify="right")
-    table = Table(*columns, title=title, title_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False)
+    table = Table(*columns, title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
     for name, value in values.items():
         shown = f"{value:+.4f}" if isinstance(value, float) else str(value)
         if value is not None:

@@ -4,12 +4,12 @@ function about() {
   const { run } = data;
   const lora = run.run.lora && Object.entries(run.run.lora).map(([name, value]) => `${plain(name)} ${[value].flat().join(" ")}`).join(", ");
   const identity = { ...run.run, lora };
-  const groups = Object.entries(run.settings).map(([name, values]) => el("div.card", {}, outside(name, "h3"), pairTable(name.includes("→") ? Object.fromEntries(Object.entries(values).map(([each, both]) => [each, both.map(inWords).join(" → ")])) : values)));
-  return el("div.overview", {}, heading(), leftOut(),
+  const groups = Object.entries(run.settings).map(([name, values]) => el("div.card", {}, outside(name, "h2"), pairTable(name.includes("→") ? Object.fromEntries(Object.entries(values).map(([each, both]) => [each, both.map(inWords).join(" → ")])) : values)));
+  return el("div.overview", {}, heading("Settings"),
+    groups.length ? el("section", {}, el("p.lead", { text: "Secrets are never recorded." }), el("div.cards", {}, groups)) : null,
     el("div.two", {},
       Object.values(identity).some(Boolean) && section("Run", null, pairTable(identity)),
       section("Versions", null, pairTable({ "page made by emailrl": run.made.emailrl, at: run.made.at, ...run.versions }))),
-    groups.length ? section("Settings", "Secrets are never recorded.", el("div.cards", {}, groups)) : null,
     section("Files", null, fileTable()));
 }
 

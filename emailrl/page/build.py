@@ -157,10 +157,12 @@ def document(title: str, config: Record, data: str = "", rest: str = "", *, conn
 
 
 def _source(name: str) -> str:
-    """A source file without indentation, blank lines, lines of comments, and spaces around some signs of scripts."""
-    text = (files("emailrl.page") / name).read_text(encoding="utf-8")
-    lines = map(str.strip, re.sub(r" ([=!]?==?|=>|[<>]=?|\+=|&&|\|\||\?\??) ", r"\1", text).splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
+    """A source file without indentation, blank lines, lines of comments, and, outside texts, spaces around signs."""
+    lines = map(str.strip, (files("emailrl.page") / name).read_text(encoding="utf-8").splitlines())
+    joined = "\n".join(line for line in lines if line and not line.startswith(("//", "/*")))
+    texts = r"""("(?:\\.|[^"\\\n])*"|`(?:[^`$]|\$\{(?:[^`}]|`[^`]*`)*\}|\$)*`)"""
+    spaces = r" ?([,:?]|[=!]?==?|=>|[<>]=?|\+=|&&|\|\||\?\?) |(?<=\{) | (?=\})|(?<=\)) (?=\{)"
+    return re.sub(f"{texts}|{spaces}", lambda found: found[1] or found[2] or "", joined)
 
 
 def _hash(text: str) -> str:

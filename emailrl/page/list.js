@@ -229,6 +229,7 @@ function updateFilters() {
   const chips = [];
   if (state.step !== undefined) chips.push(chip(`step ${state.step}`, { step: null, source: null }));
   if (state.source !== undefined && state.step === undefined) chips.push(chip(state.source, { source: null }));
+  for (const name of ["kind", "inbox"]) if (state[name] !== undefined) chips.push(chip(`${name} ${plain(state[name])}`, { [name]: null }));
   if (state.rmin !== undefined) chips.push(chip(`reward ${number(Number(state.rmin), 2)} to ${number(Number(state.rmax), 2)}`, { rmin: null, rmax: null }));
   if (FILTERS.some((name) => state[name] !== undefined)) chips.push(el("button", { type: "button", class: "link", text: "Clear all", onclick: () => go(noFilters(), { replace: true }) }));
   document.getElementById("active").replaceChildren(...chips);
@@ -238,7 +239,7 @@ function chip(text, changes) {
   return el("button", { type: "button", class: "chip", "aria-label": `Remove the filter ${text}`, onclick: () => go(changes, { replace: true }) }, text, el("span", { "aria-hidden": "true", text: " ×" }));
 }
 
-// How many rows have which reward, in bins of the range of ``all``.
+// How many rows have which reward, in bins of the range of ``all``; heights grow with the square root, so that few show.
 function histogram(rows, picked, pick, all = rows) {
   if (rows.length < 2) return el("div");
   let low = Infinity;
@@ -262,10 +263,11 @@ function histogram(rows, picked, pick, all = rows) {
     const on = picked !== null && from >= picked[0] - width / 1e3 && to <= picked[1] + width / 1e3;
     const label = `Reward ${number(from, 2)} to ${number(to, 2)}: ${bin.count}, of which correct ${bin.right}`;
     const button = el("button", { type: "button", class: "bin", title: label, "aria-label": label, "aria-pressed": String(on), disabled: !bin.count }, el("span.wrong", {}), el("span.right", {}));
-    button.children[0].style.height = `${(100 * (bin.count - bin.right)) / most}%`;
-    button.children[1].style.height = `${(100 * bin.right) / most}%`;
+    const height = 100 * Math.sqrt(bin.count / most);
+    button.children[0].style.height = `${(height * (bin.count - bin.right)) / bin.count || 0}%`;
+    button.children[1].style.height = `${(height * bin.right) / bin.count || 0}%`;
     button.addEventListener("click", () => (on ? go({ rmin: null, rmax: null }, { replace: true }) : pick(from, to)));
     return button;
   });
-  return el("div.histogram", { role: "group", "aria-label": "Rewards" }, el("div.bins", { "data-most": most }, buttons), el("div.edges", { "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span.legend", {}, el("span.swatch.right", {}), "correct ", el("span.swatch.wrong", {}), "other"), el("span", { text: number(high, 2) })));
+  return el("div.histogram", { role: "group", "aria-label": "Rewards" }, el("div.bins", { "data-most": `${most} · square-root scale` }, buttons), el("div.edges", { "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span.legend", {}, el("span.swatch.right", {}), "correct ", el("span.swatch.wrong", {}), "other"), el("span", { text: number(high, 2) })));
 }

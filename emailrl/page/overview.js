@@ -9,7 +9,7 @@ function overview() {
   if (charts.length) parts.push(section("Curves", data.rows.length ? "Click a point to see the trajectories of its step." : null, zoomControls(), el("div.charts", {}, charts), stepTable()));
   if (machines.length) parts.push(section("Machine", null, el("div.charts", {}, machines)));
   if (run.results.length > (run.pair ? 2 : 1)) parts.push(section("Results", "Accuracy with its 95% interval.", resultTable(), run.pair ? null : run.comparisons.map(comparison)));
-  parts.push(failures(), changes(), rewardOverview());
+  parts.push(failures(), accuracies(), changes(), rewardOverview(), metrics());
   return el("div.overview", {}, parts);
 }
 
@@ -26,13 +26,13 @@ function title() {
   return pair.before ? `${policyName(pair.before)} → ${policyName(pair.after)}` : policyName(pair.after);
 }
 
-function heading() {
+function heading(view = null) {
   const { run } = data;
   const folders = new Set(run.files.map((file) => file.name.split("/")[0]));
   const results = run.run.run_id ? [] : run.pair ? [run.pair.before, run.pair.after].filter(Boolean) : run.results;
   const each = (name, of) => { const told = [...new Set(results.map(of).filter(Boolean))]; return told.length && `${name} ${told.join(" → ")}`; };
-  const facts = [title() !== run.title && [...folders].join(", "), each("base model", (result) => result.base_model), each("checkpoint", (result) => result.checkpoint && `${result.checkpoint}${result.step === null ? "" : ` of step ${result.step}`}`), each("measured", (result) => result.measured_at?.slice(0, 16).replace("T", " ")), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
-  return el("div.heading", {}, outside(title(), "h1.again"), brief(facts.filter(Boolean).join("  ·  "), "p.lead", {}));
+  const facts = [view && title(), title() !== run.title && [...folders].join(", "), each("base model", (result) => result.base_model), each("checkpoint", (result) => result.checkpoint && `${result.checkpoint}${result.step === null ? "" : ` of step ${result.step}`}`), each("measured", (result) => result.measured_at?.slice(0, 16).replace("T", " ")), run.run.base_model, run.run.algorithm, run.run.mode && `mode ${run.run.mode}`, run.steps.length && plural(run.steps.length, "step"), data.rows.length && plural(data.rows.length, "trajectory")];
+  return el("div.heading", {}, outside(view ?? title(), "h1.again"), brief(facts.filter(Boolean).join("  ·  "), "p.lead", {}));
 }
 
 function leftOut() {
@@ -51,7 +51,9 @@ const duration = (seconds) => (seconds < 120 ? `${Math.round(seconds)} s` : seco
 // How a policy differs from the one before it, and how sure that is.
 const difference = ({ difference: by, difference_low: low, difference_high: high, p_value: p, num_units: units, unit }) => {
   const [change, least, most] = [by, low, high].map((value) => signed(100 * value, 1));
-  return `${units ? `${change} points${low === null ? "" : ` (95% interval ${least} to ${most})`}, ` : ""}p ${p < 0.0001 ? "< 0.0001" : `= ${Number(p.toPrecision(2))}`} in an exact paired test${units ? ` over ${plural(units, unit)}` : ""}`;
+  const sure = `p ${p < 0.0001 ? "< 0.0001" : `= ${Number(p.toPrecision(2))}`} in an exact paired test`;
+  const within = low === null ? "" : ` (95% interval ${least} to ${most})`;
+  return units ? `${change} points${within}, ${sure} over ${plural(units, unit)}` : sure;
 };
 
 const betterOn = (pair) => `better on ${pair.better_second}, worse on ${pair.better_first}`;
@@ -141,6 +143,7 @@ function heroFacts() {
   }
   const now = status?.state === "running" && steps.at(-1);
   if (now && Number.isFinite(now.reward_mean)) {
+    add("Steps", status.steps ? `${now.step} of ${status.steps}` : number(now.step), now.seconds?.total ? `the last took ${duration(now.seconds.total)}` : null);
     add("Training accuracy", percent(now.accuracy), `step ${now.step}, on questions that it trains on`);
     add("Training reward", number(now.reward_mean), `step ${now.step}, mean`);
   }
@@ -277,17 +280,35 @@ const stepAddress = (step) => address(listOf({ source: "step", step }));
 const scroller = (label, content) => el("div.scroller", { role: "region", tabindex: "0", "aria-label": label }, content);
 
 // A table of numbers; on a phone each row stands as a block, its cells under their names.
-function numbersTable(label, names, rows) {
+function numbersTable(label, names, rows, name = "numbers.stacked") {
   const head = names.map((name) => (name.nodeType ? name : el("th", { scope: "col", text: name })));
-  for (const row of rows) [...row.cells].forEach((cell, column) => { cell.dataset.name = head[column].textContent; });
-  return scroller(label, el("table.numbers.stacked", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
+  for (const row of rows) [...row.cells].forEach((cell, column) => { cell.dataset.name = head[column].firstChild.textContent; });
+  return scroller(label, el(`table.${name}`, {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
 
 const comparison = (each) => brief(`${each.first} → ${each.second}: ${difference(each)}; ${betterOn(each)} of ${plural(each.num_questions, "question")}`, "p.note");
 
 function resultTable() {
-  const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el("td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
+  const best = bestOf(data.run.results).accuracy;
+  const rows = data.run.results.map((each) => el("tr", {}, brief(each.model, "th", { scope: "row" }), el(each.accuracy === best ? "td.best" : "td", { text: percent(each.accuracy) }), el("td", { text: interval(each) }), el("td", { "aria-hidden": "true" }, range(each)), el("td", { text: number(each.reward) }), el("td", { text: number(each.num_turns, 1) }), el("td", { text: String(each.num_questions) })));
   return numbersTable("Results", ["model", "accuracy", "95% interval", "0 to 100%", "reward", "turns", "questions"], rows);
+}
+
+// Numbers of a result that are no measurements, and those that are shares.
+const CONDITIONS = /^(step|seed|samples|temperature|max_.*)$|_(low|high)$/;
+const SHARES = /accuracy|correct|capitals|pass_at|majority|obeyed|^(ever|attempted|returned|ran|cant|bad)_/;
+
+const METRICS = { cant_parse_tool_call: "tool call not readable", returned_i_dont_know: "did not know", num_turns: "turns", num_sources: "sources cited", num_questions: "questions", num_inboxes: "inboxes" };
+
+// Everything that the tests measured, a row each: accuracy first, the fields of the rubric last.
+function metrics() {
+  const { pair, results } = data.run;
+  const shown = pair ? [pair.before, pair.after].filter(Boolean) : results;
+  const names = [...new Set(shown.flatMap(Object.keys))].filter((name) => !CONDITIONS.test(name) && shown.some((each) => typeof each[name] === "number" && each[name]));
+  const first = names.indexOf("accuracy");
+  if (first < 0) return null;
+  const rows = [...names.slice(first), ...names.slice(0, first)].map((name) => el("tr", {}, el("th", { scope: "row", text: METRICS[name] ?? name.replaceAll("_", " ") }), shown.map((each) => el("td", { text: SHARES.test(name) ? percent(each[name]) : number(each[name], 2) }))));
+  return section("All metrics", "Means over the test questions; what is 0 everywhere is left out.", numbersTable("All metrics", ["metric", ...shown.map(policyName)], rows, "numbers.few"));
 }
 
 // The files whose failures are compared: the two tests of the headline, else the first and last evaluation, else each
@@ -302,24 +323,48 @@ function compared() {
   return (benchmarks.length ? benchmarks : data.run.files.filter((file) => file.count)).slice(0, 4);
 }
 
+// A row per class, a column per file: how many of its trajectories are in the class, which open, as a bar and a share.
+function shareTable(name, columns, classes, most, partOf) {
+  const cell = ({ file, rows }, each) => {
+    const { found, of, text, filters } = partOf(rows, each);
+    const link = el("a", { href: address(listOf({ file: file.name, ...filters })), "aria-label": `${text ? `${text} correct` : plural(found, "trajectory")}: ${each}, ${policyOf(file)}`, text: text ?? String(found) });
+    return el("td", {}, el("span.share", {}, filters && (text || found) ? link : link.textContent, filters ? bar(found / of || 0, 0, most) : el("span"), el("span.under", { text: of ? percent(found / of) : "–" })));
+  };
+  const rows = [...classes, null].map((each) => el(each === null ? "tr.total" : "tr", {}, outside(each ?? "all", "th", { scope: "row" }), columns.map((column) => cell(column, each))));
+  const head = columns.map(({ file, rows: { length } }) => el("th", { scope: "col" }, outside(policyOf(file)), el("span.under.block", { text: plural(length, "trajectory") })));
+  return numbersTable(`By ${name}`, [name, ...head], rows, "classes.stacked");
+}
+
+const comparedRows = () => compared().map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
+
 function failures() {
-  const columns = compared().map((file) => ({ file, rows: data.rows.filter((row) => row.file === file.name) }));
+  const columns = comparedRows();
   const classes = [...new Set(columns.flatMap(({ rows }) => rows.map((row) => row.failure)))].filter(Boolean);
   if (!classes.length) return null;
-  const count = (rows, name) => rows.filter((row) => row.failure === name).length;
+  const count = (rows, name) => rows.filter((row) => (name === null ? row.failure : row.failure === name)).length;
   classes.sort((one, other) => sum(columns.map(({ rows }) => count(rows, other) - count(rows, one))));
   const most = Math.max(...columns.flatMap(({ rows }) => classes.map((name) => count(rows, name) / rows.length || 0)));
-  const body = classes.map((name) => el("tr", {}, el("th", { scope: "row", text: name }), columns.map(({ file, rows }) => {
-    const found = count(rows, name);
-    const link = el("a", { href: address(listOf({ file: file.name, failure: name })), "aria-label": `${plural(found, "trajectory")}: ${name}, ${policyOf(file)}`, text: String(found) });
-    return el("td", {}, el("span.share", {}, found ? link : "0", bar(found / rows.length, 0, most), el("span.under", { text: percent(found / rows.length) })));
-  })));
-  body.push(el("tr.total", {}, el("th", { scope: "row", text: "all" }), columns.map(({ rows }) => {
-    const found = rows.filter((row) => row.failure).length;
-    return el("td", {}, el("span.share", {}, String(found), bar(0, 0, 1), el("span.under", { text: percent(found / rows.length) })));
-  })));
-  const head = [el("th", { scope: "col", text: "class" }), columns.map(({ file, rows }) => el("th", { scope: "col" }, outside(policyOf(file)), el("span.under.block", { text: plural(rows.length, "trajectory") })))];
-  return section("Why answers fail", "How far the search for the email with the answer got. The longest bar is the commonest failure; each number opens its trajectories.", scroller("Failure classes", el("table.classes", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
+  const table = shareTable("class", columns, classes, most, (rows, name) => ({ found: count(rows, name), of: rows.length, filters: name && { failure: name } }));
+  return section("Why answers fail", "How far the search for the email with the answer got. The longest bar is the commonest failure; each number opens its trajectories.", table);
+}
+
+// How many answers to each kind of question, and of each inbox, are correct; where the last policy is worst comes first.
+function accuracies() {
+  const columns = comparedRows();
+  const tables = ["kind", "inbox"].map((field) => {
+    const classes = [...new Set(columns.flatMap(({ rows }) => rows.map((row) => row[field])))].filter(Boolean);
+    if (classes.length < 2) return null;
+    const partOf = (rows, name) => {
+      const judged = rows.filter((row) => row.verdict !== "not judged" && (name === null || row[field] === name));
+      const found = judged.filter((row) => row.verdict === "correct").length;
+      return { found, of: judged.length, text: `${found} of ${judged.length}`, filters: name && { [field]: name } };
+    };
+    const share = new Map(classes.map((name) => { const { found, of } = partOf(columns.at(-1).rows, name); return [name, found / of || 0]; }));
+    classes.sort((one, other) => share.get(one) - share.get(other));
+    const table = () => shareTable(field, columns, classes, 1, partOf);
+    return field === "kind" ? table() : fold(`By inbox (${classes.length})`, "", table);
+  });
+  return tables.some(Boolean) ? section("Where answers are correct", "Where the last policy is weakest comes first; each number opens its trajectories.", tables) : null;
 }
 
 const CHANGES = [["fixed", (one, other) => !one && other], ["broken", (one, other) => one && !other], ["same", (one, other) => !one && !other]];

@@ -76,7 +76,7 @@ _IN_LOWERCASE = re.compile(r"will|long|good|price|page|black|white|green|brown|y
 """Names that are common words unless capitalized."""
 _REASON = re.compile(r"(could not be read|not a training note|not a metrics record).*", re.DOTALL)
 """Read errors may quote the line."""
-_TEXTS = ("id", "file", "group", "scenario", "question", "gold", "answer")
+_TEXTS = ("id", "file", "group", "scenario", "inbox", "question", "gold", "answer")
 _FIXED = ("role", "finish", "kind", "source", "reasons")
 
 

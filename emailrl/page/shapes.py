@@ -2,8 +2,8 @@
 text, one piece per id, without torch: only ``tokenizers`` and the ``tokenizer.json`` that fits.
 
 A row (``/data/trajectories``): ``id, file, offset`` (byte of its line), ``source, step, group, scenario, kind,
-question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped, found,
-read, cited``.
+inbox, question, gold, answer, reward, verdict, failure, stop, turns, tokens, trained, seconds, advantage, dropped,
+found, read, cited``.
 
 One in full (``/data/trajectory``): ``id, advantage, dropped, question, gold, answer, inbox, date, exception,
 conversation`` (items with a ``role``), ``evidence, terms, reasons, rubric, facts, samples`` (``pieces, ids, mask,
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from emailrl.base.errors import EmailRLError
+from emailrl.base.plain import cut
 from emailrl.checkpoints import list_checkpoints
 from emailrl.engines.dialects import BEGINS
 from emailrl.measure.evaluation import verdict
@@ -29,7 +30,7 @@ from emailrl.records.trajectory import SampleNote, StopReason, Trajectory, Turn
 from emailrl.rewards.rubric import reasons
 
 _PARTIAL = "\ufffd"
-_LONGEST = 200  # maximum characters of a question or answer in a row
+_LONGEST = 199  # characters shown of a question or answer in a row
 _STOPS: dict[str | None, str] = {
     StopReason.CANT_PARSE_TOOL_CALL: "tool call not readable",
     StopReason.BAD_TOOL_CALL_NAME: "no such tool",
@@ -46,13 +47,13 @@ def rows(file: Path, entries: Iterable[Entry], notes: Mapping[str, TrainingNote]
 
 
 def _row(entry: Entry, note: TrainingNote | None) -> Record:
-    same = ("id", "offset", "step", "kind", "turns", "tokens", "trained")
+    same = ("id", "offset", "step", "kind", "inbox", "turns", "tokens", "trained")
     return {name: getattr(entry, name) for name in same} | {
         "group": entry.group_id,
         "scenario": entry.question_id,
-        "question": _cut(entry.question),
-        "gold": _cut(entry.gold),
-        "answer": None if entry.answer is None else _cut(entry.answer),
+        "question": cut(entry.question, _LONGEST),
+        "gold": cut(entry.gold, _LONGEST),
+        "answer": None if entry.answer is None else cut(entry.answer, _LONGEST),
         "reward": _short(entry.reward),
         "verdict": verdict(entry),
         "failure": failure(entry),
@@ -211,10 +212,6 @@ def _advantage(note: TrainingNote | None) -> float | None:
 def _short(value: Any) -> Any:
     """A float with six significant digits: exact enough to read, half as long in the file."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 class TokenTexts:

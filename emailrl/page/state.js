@@ -1,6 +1,6 @@
 // The view state, kept in the address (#…), and the trajectories it selects.
 
-const FILTERS = ["source", "step", "file", "verdict", "failure", "stop", "trained", "q", "rmin", "rmax"];
+const FILTERS = ["source", "step", "file", "verdict", "failure", "kind", "inbox", "stop", "trained", "q", "rmin", "rmax"];
 const FIELDS = ["view", ...FILTERS, "sort", "t", "side", "layer", "rows", "from", "to", "by", "smooth", "order", "reverse"];
 const DEFAULTS = { view: "overview", sort: "order" };
 let state = {};
@@ -32,12 +32,8 @@ function go(changes, { replace = false } = {}) {
 const noFilters = () => Object.fromEntries(FILTERS.map((name) => [name, null]));
 
 const MATCHES = {
-  source: (row, value) => row.source === value,
   step: (row, value) => row.step === Number(value),
-  file: (row, value) => row.file === value,
-  verdict: (row, value) => row.verdict === value,
-  failure: (row, value) => row.failure === value,
-  stop: (row, value) => row.stop === value,
+  ...Object.fromEntries(["source", "file", "verdict", "failure", "kind", "inbox", "stop"].map((name) => [name, (row, value) => row[name] === value])),
   trained: (row, value) => (value === "no" ? Boolean(row.dropped) : !row.dropped && (row.advantage ?? null) !== null),
   q: (row) => searchable(row).includes(wanted()),
   rmin: (row, value) => row.reward >= Number(value),

@@ -45,6 +45,7 @@ class Entry(NamedTuple):
     gold: str = ""  # the expected answer
     answer: str | None = None
     kind: str | None = None
+    inbox: str = ""
     reward: Number | None = None
     rubric: dict[str, Any] = {}  # noqa: RUF012
     """Only the fields that verdicts and evidence need; of evidence none if the question has no gold email."""
@@ -70,8 +71,8 @@ def _entry_line(line: int, offset: int, content: bytes, trajectory: Trajectory |
         names = _VERDICT + _EVIDENCE if scenario.message_ids else _VERDICT
         trained = sum(sum(sample.loss_mask) for sample in trajectory.samples)
         answer = None if trajectory.final_answer is None else trajectory.final_answer[:_TEXT]
-        values += [trajectory.id, trajectory.group_id, trajectory.step]
-        values += [scenario.id, scenario.question[:_TEXT], scenario.answer[:_TEXT], answer, scenario.kind]
+        values += [trajectory.id, trajectory.group_id, trajectory.step, scenario.id]
+        values += [scenario.question[:_TEXT], scenario.answer[:_TEXT], answer, scenario.kind, scenario.inbox_address]
         values += [trajectory.reward, {name: rubric[name] for name in names if name in rubric}]
         values += [trajectory.stop_reason, None if exception is None else exception[:_TEXT]]
         values += [len(trajectory.turns), trajectory.num_tokens, trained, trajectory.seconds]

@@ -23,12 +23,12 @@ def shown(trajectory: Trajectory, **options: object) -> str:
 def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
     text = shown(trajectory, title="step-000003.jsonl, 1 of 1")
     story = [
-        "Verdict      correct, reward 1.380, 2 turns, 0.75 s",
-        "t-7  group g-2  step 3  mode masked  policy v3  adapter abababababab",
         "Question     Who paid?",
+        "Verdict      correct, reward 1.380, 2 turns, 0.75 s",
         "bob@example.com, as of 2001-05-14",
         "Gold answer  Ann",
         "Gold emails  <m1@x>",
+        "t-7  group g-2  step 3  mode masked  policy v3  adapter abababababab",
         "From         step-000003.jsonl, 1 of 1",
         "turn 1 · 2 tokens · 0.50 s · finish stop",
         '→ search_emails(keywords=["paid"])',
@@ -38,7 +38,7 @@ def test_plain_view_tells_the_story_in_order(trajectory: Trajectory) -> None:
         '→ return_final_answer(answer="Ann", sources=["<m1@x>"])',
         "Answer       Ann",
         "Stop reason  answered",
-        "sources   +0.3000",
+        "sources  +0.3000",
     ]
     places = [text.find(line) for line in story]
     assert -1 not in places, story[places.index(-1)]

@@ -55,7 +55,10 @@ def write_benchmark(
     results = []
     for number, (model, (right, checkpoint)) in enumerate(models.items()):
         file = folder / "trajectories" / f"{number:02}-{Path(model).name}.jsonl"
-        scenarios = [replace(trajectory.scenario, id=f"t{n}", question=f"Who paid bill {n}?") for n in range(asked)]
+        scenarios = [
+            replace(trajectory.scenario, id=f"t{n}", question=f"Who paid bill {n}?", kind=("phone", "room")[n % 2])
+            for n in range(asked)
+        ]
         made = [
             replace(trajectory, id=f"{model}-{n}", scenario=each, rubric=trajectory.rubric if n < right else WRONG)
             for n, each in enumerate(scenarios)
@@ -212,6 +215,16 @@ def test_two_benchmarked_policies_are_compared_by_name(tmp_path: Path, trajector
     # Ten of twelve differ, all in one direction: 2 / 2^10; and 10 ± 2.201 √(12² / 11 · 10/12 · 2/12) of 12.
     assert "+83.3 points (95% interval +58.6 to +100), p = 0.002 in an exact paired test over 12 questions" in markup
     assert '<span class="who">2 more</span>' in markup  # eight are listed, the others folded
+    # The first eleven are right, of which six ask for a phone and five for a room: where it is weakest comes first.
+    assert markup.index("5 of 6 correct: room, grpo/best_model") < markup.index(
+        "6 of 6 correct: phone, grpo/best_model"
+    )
+    assert "0 of 6 correct: room, small" in markup and "By inbox" not in markup  # there is only one
+    rows = re.findall(r'<tr><th scope="row"[^>]*>([a-z ]+)</th>((?:<td[^>]*>[^<]*</td>)+)</tr>', markup)
+    metrics = {name: re.findall(">([^<]+)<", cells) for name, cells in rows}
+    assert metrics["accuracy"] == ["8.3%", "91.7%"] and metrics["questions"] == ["12", "12"]
+    kind = shown(target, tmp_path / "profile", "#view=list&kind=room&verdict=correct")
+    assert text_of(kind, "counted") == "5 of 24 trajectories"
     side = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400&side=question")
     assert ">email cited</span>" in side
     one = shown(target, tmp_path / "profile", "#view=list&t=bench/01-small.jsonl%400")
@@ -375,7 +388,7 @@ def test_before_anything_is_measured_the_page_says_what_runs_and_how_far_it_is(t
     write_records(tmp_path / "metrics.jsonl", [{"step": 1, "accuracy": 0.25, "reward_mean": 0.5}])
     (tmp_path / "status.json").write_text(json.dumps(now | {"step": 1, "at": time.time()}))
     tiles = tiles_of(shown(written(tmp_path), tmp_path / "profile"))
-    assert tiles == {"Training accuracy": "25.0%", "Training reward": "0.500"}
+    assert tiles == {"Steps": "1 of 9", "Training accuracy": "25.0%", "Training reward": "0.500"}
     (tmp_path / "status.json").write_text(json.dumps(now | {"state": "finished", "at": time.time()}))
     assert tiles_of(shown(written(tmp_path), tmp_path / "profile")) == {"Ended": "Finished"}
 
