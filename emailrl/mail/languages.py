@@ -16,7 +16,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, lru_cache
-from itertools import accumulate, islice, pairwise, product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -61,8 +61,11 @@ _ENDINGS = ("s", "", "y", "e", "ies", "es", "ed", "ing", "ied", "ying", "al", "a
 _ENDING = re.compile("(?<=..)(?:i?e[sd]|(?<![aeiou])ying|ing|(?<!s)s|(?<!e)e|(?<![aeiou])y)$")
 _PLURAL_ES, _DOUBLES = re.compile("(?:[sxz]|[cs]h)$"), re.compile("[^aeiou][aeiou][^aeiouwxy]$")
 _IRREGULAR_END = re.compile(r"i?e(?=[ck]$)|(?<=\w\wu)[sx]$")  # Polish: zegarek, zegarka; French: pneus, jeux
-_SHORTEST_NUMBER, _LONGEST_NUMBER, _LONGEST_AREA = 9, 18, 4  # digits of a telephone's
-_AFTER_AREA = [[6], [3, 3], [2, 2, 2], [7], [3, 4], [3, 2, 2], [8], [4, 4], [2, 2, 2, 2]]
+_PHONES = [  # a zero, a country's number or neither, then an area and the rest, by its digits
+    re.compile(rf"{begins}([0-9]{{1,4}}){''.join(f'([0-9]{{{digits}}})' for digits in rest)}")
+    for begins in ("0(?!0)", r"(?:\+|00)\d", r"(?:\+|00)\d\d", r"(?:\+|00)\d{3}", "(?=[1-9].{8})")
+    for rest in ("6", "33", "222", "7", "34", "322", "8", "44", "2222")
+]
 _DOUBLED = re.compile(r"(?<=(.))\1$")
 
 
@@ -116,7 +119,8 @@ class Stems:
             if number >= self._english[word] or not word.isascii()
         ]
         compounds = [word for word in words if word in self._compounds and len(word) >= _SHORTEST_COMPOUND]
-        pairs = [(each, fold(word)) for word in words for each in {*spellings(word), *_plain(word)}]
+        forms = ((word, {*spellings(word), fold(word), fold(_IRREGULAR_END.sub("", word))}) for word in words)
+        pairs = [(each, fold(word)) for word, others in forms for each in others]
         found = {(each, word) for each, word in pairs if each != word}
         written, kept = [each for each, _ in pairs], [word for _, word in pairs]
         for name in _STEMMED:
@@ -130,7 +134,7 @@ class Stems:
 def stem_ranges(word: str) -> str:
     """Return, as JSON, the first and the last key in ``stems`` of each group of words for which a keyword stands."""
     word = normalize("NFC", word.lower())
-    written = {word, *_plain(word)}
+    written = {word, fold(word), fold(_IRREGULAR_END.sub("", word))}
     found = [(each, each) for each in written.union(*(_stems(name, written) for name in _STEMMED))]
     for stem in {stem for name in _COMPOUNDING for stem in _stems(name, [word])}:
         if len(stem) >= _SHORTEST_PART:
@@ -163,11 +167,6 @@ def _words_in(text: str) -> set[str]:
 def fold(word: str) -> str:
     """Return a word in lower case as FTS5 keeps it: without the accents of Latin letters."""
     return word if word.isascii() else normalize("NFC", _ACCENTED.sub(r"\1", normalize("NFD", word)))
-
-
-def _plain(word: str) -> tuple[str, str]:
-    """A word without accents, and without an ending that no stemmer knows."""
-    return fold(word), fold(_IRREGULAR_END.sub("", word))
 
 
 def spellings(text: str) -> list[str]:
@@ -205,18 +204,9 @@ def english_forms(word: str) -> list[str]:
 
 
 def phone_groups(number: str) -> list[str]:
-    """Return the groups in which a telephone number that was typed in one piece may be written: its area, with or
-    without a zero, and the rest; none for other keywords. A country code has one to three digits."""
-    number = f"+{number[2:]}" if number.startswith("00") else number
-    if not (number.removeprefix("+").isdecimal() and _SHORTEST_NUMBER <= len(number) < _LONGEST_NUMBER):
-        return []
-    found = list[str]()
-    for start, sizes in product((2, 3, 4) if number[0] == "+" else (int(number[0] == "0"),), _AFTER_AREA):
-        ends = [*accumulate((-size for size in reversed(sizes)), initial=len(number))][::-1]
-        if 1 <= len(area := number[start : ends[0]]) <= _LONGEST_AREA:
-            rest = " ".join(number[begin:end] for begin, end in pairwise(ends))
-            found += [f"{area} {rest}", f"0{area} {rest}"]
-    return found
+    """Return the groups in which a telephone number typed in one piece may be written; none for other keywords."""
+    found = (each.fullmatch(number) for each in _PHONES) if number[-1:].isdecimal() else ()
+    return [zero + " ".join(groups.groups()) for groups in found if groups for zero in ("", "0")]
 
 
 def words_apart(keyword: str) -> list[str]:
