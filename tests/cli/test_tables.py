@@ -77,6 +77,19 @@ def test_a_benchmarks_table_says_what_is_missing_and_not_what_does_not_apply() -
     )
 
 
+def test_of_several_results_the_higher_accuracy_stands_out() -> None:
+    results = [
+        Result(Subject(name, name), Evaluation(endings), True, Path("t.jsonl"))
+        for name, endings in (("small", ENDINGS[1:3]), ("large", ENDINGS[:2]))
+    ]
+    console = Console(width=120, force_terminal=True, color_system="standard")
+    with console.capture() as captured:
+        console.print(results_table(Report(results, CONDITIONS, 2), 120))
+    [row] = [line for line in captured.get().splitlines() if line.strip().startswith("accuracy")]
+    plain, _, bright = row.partition("\x1b[1;32m")
+    assert plain.split() == ["accuracy", "0.0%"] and bright.strip().startswith("50.0%")
+
+
 def test_results_that_do_not_fit_side_by_side_make_several_tables() -> None:
     names = ["runs/grpo_masked/checkpoint-20", "runs/grpo_masked/checkpoint-40", "Qwen/Qwen3-0.6B", "smol-base", "nano"]
     evaluation = Evaluation(ENDINGS)
