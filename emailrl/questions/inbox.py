@@ -142,6 +142,7 @@ class Mail:
 
 MAX_DAYS_LATER = 30  # Maximum days between a source email and its question; the minimum is 1 (as in ART-E).
 MIN_SERIES = 5  # Number of emails of one pattern that make a series.
+_MOST_IN_THREAD = 1000  # Longer threads are asked nothing, so that time does not grow with the square of their length.
 _FIELDS = ("to", "cc", "bcc")
 _READ_MAILS = 500  # Emails read per SQL statement.
 
@@ -153,6 +154,7 @@ class Inbox:
         self.me = me
         self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
         self._word_places: dict[str, frozenset[int]] = {}
+        self._topic_places: dict[frozenset[str], list[int]] = {}
 
     def called(self, address: str) -> str:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
@@ -175,30 +177,29 @@ class Inbox:
 
     def on_day(self, day: date) -> Sequence[Mail]:
         """Return the emails of one day (UTC)."""
-        return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
+        return between(self.mails, day, day + timedelta(days=1))
 
-    def matching(self, topic: Topic, until: date) -> list[Mail]:
-        """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word. A
+    def matching(self, topic: Topic, until: date) -> Iterator[Mail]:
+        """Yield the emails before ``until`` whose subject has every word of a topic, alone or within a longer word. A
         phone interview therefore also matches a telephone interview, and a meeting meetings."""
-        if not topic.words:
-            return []
-        postings = sorted(map(self._with_word, topic.words), key=len)
-        end = self.before(until)
-        return [self.mails[at] for at in sorted(postings[0].intersection(*postings[1:])) if at < end]
+        return map(self.mails.__getitem__, islice(*self._matching(topic, until)))
 
     def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
         """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
         if not mail.topic.is_telling:
             return False
-        rivals = [other.sender for other in self.matching(mail.topic, until) if other is not mail]
+        rivals = (other.sender for other in self.matching(mail.topic, until) if other is not mail)
         return all(
             with_sender and rival != mail.sender and not self.unmistakable.isdisjoint((rival, mail.sender))
             for rival in rivals
         )
 
     def thread(self, mail: Mail, until: date) -> list[Mail]:
-        """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
-        matching = self.matching(mail.topic, until)
+        """Return the emails before ``until`` with its subject, oldest first; none if others share its words, or if they
+        are more than ``_MOST_IN_THREAD``."""
+        if self._matching(mail.topic, until)[1] > _MOST_IN_THREAD:
+            return []
+        matching = [*self.matching(mail.topic, until)]
         return matching if all(other.topic.key == mail.topic.key for other in matching) else []
 
     def is_serial(self, mail: Mail) -> bool:
@@ -209,6 +210,13 @@ class Inbox:
     def ask_day(self, mail: Mail, rng: Random) -> date:
         """Return a random day on which to ask a question about the email."""
         return mail.day + timedelta(days=rng.randint(1, MAX_DAYS_LATER))
+
+    def _matching(self, topic: Topic, until: date) -> tuple[list[int], int]:
+        """The positions of all emails that match a topic, and how many of them are before ``until``."""
+        if (places := self._topic_places.get(topic.words)) is None:
+            first, *others = sorted(map(self._with_word, topic.words), key=len) or [frozenset[int]()]
+            places = self._topic_places[topic.words] = sorted(first.intersection(*others))
+        return places, bisect_left(places, self.before(until))
 
     def _with_word(self, word: str) -> frozenset[int]:
         """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
@@ -268,6 +276,13 @@ class Inbox:
         return found
 
     @cached_property
+    def by_topic(self) -> defaultdict[str, list[Mail]]:
+        found: defaultdict[str, list[Mail]] = defaultdict(list)
+        for mail in self.mails:
+            found[mail.topic.key].append(mail)
+        return found
+
+    @cached_property
     def _series(self) -> Counter[tuple[str, str]]:
         return Counter(map(_serial_key, self.mails))
 
@@ -282,6 +297,12 @@ class Inbox:
             for word in mail.topic.words:
                 postings[word].append(at)
         return postings
+
+
+def between(mails: Sequence[Mail], first: date, end: date) -> Sequence[Mail]:
+    """Return those of the emails, oldest first, that are dated ``first`` or later, but before ``end``."""
+    low, high = (bisect_left(mails, day.isoformat(), key=lambda mail: mail.sent_at) for day in (first, end))
+    return mails[low:high]
 
 
 def _serial_key(mail: Mail) -> tuple[str, str]:

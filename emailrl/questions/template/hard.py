@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import date, timedelta
 from random import Random
 
-from emailrl.questions.inbox import Inbox, Mail, spell_day
+from emailrl.questions.inbox import Inbox, Mail, between, spell_day
 from emailrl.questions.load import I_DONT_KNOW
 from emailrl.questions.template import usual
 from emailrl.questions.template.usual import Finding, Kind, kind, refer_to
@@ -75,7 +75,7 @@ def absent_topic(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     if not box.received(mail) or not mail.topic.is_telling or box.before(day) < MIN_MAILS:
         return None
     earlier = box.mails[: box.before(day)]
-    if box.matching(mail.topic, day) or any(mail.topic.key in other.body.lower() for other in earlier):
+    if any(box.matching(mail.topic, day)) or any(mail.topic.key in other.body.lower() for other in earlier):
         return None
     return _nothing(usual.sender, day, {"topic": mail.topic.text}, rng)
 
@@ -85,11 +85,11 @@ def absent_day(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     """A day between two emails of a sender without any on that day and the days around it."""
     if not box.received(mail) or mail.sender not in box.unmistakable:
         return None
-    days = [other.day for other in box.by_sender[mail.sender]]
-    later = [day for day in days if day > mail.day]
-    if len(days) < 3 or not later or (later[0] - mail.day).days < 4:
+    sent = box.by_sender[mail.sender]
+    later = between(sent, mail.day + timedelta(days=1), date.max)
+    if len(sent) < 3 or not later or (later[0].day - mail.day).days < 4:
         return None
-    asked = mail.day + timedelta(days=rng.randint(2, (later[0] - mail.day).days - 2))
+    asked = mail.day + timedelta(days=rng.randint(2, (later[0].day - mail.day).days - 2))
     slots = {"person": box.called(mail.sender), "date": spell_day(asked)}
     return _nothing(usual.subject, asked + timedelta(days=rng.randint(1, 30)), slots, rng)
 

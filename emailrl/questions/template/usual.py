@@ -6,7 +6,8 @@ proves that there is exactly one."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from random import Random
 
 from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
-from emailrl.questions.inbox import Inbox, Mail, spell_day
+from emailrl.questions.inbox import Inbox, Mail, between, spell_day
 
 _TEXTS = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
 THEIR_MAIL: list[str] = _TEXTS["their_mail"]
@@ -197,9 +198,9 @@ def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 # -- one correspondent over time: the first email, the last before a date, the count in a month -----------------------
 
 
-def _from_one_person(box: Inbox, mail: Mail) -> list[Mail]:
+def _from_one_person(box: Inbox, mail: Mail) -> Sequence[Mail]:
     """The emails of a received email's sender, oldest first; empty if the person may have another address."""
-    return list(box.by_sender[mail.sender]) if box.received(mail) and mail.sender in box.unmistakable else []
+    return box.by_sender[mail.sender] if box.received(mail) and mail.sender in box.unmistakable else []
 
 
 def _day_between(box: Inbox, mail: Mail, rng: Random, *, later: bool) -> date | None:
@@ -208,7 +209,7 @@ def _day_between(box: Inbox, mail: Mail, rng: Random, *, later: bool) -> date | 
     sent = _from_one_person(box, mail)
     if len(sent) < 3 or not mail.topic.is_telling:
         return None
-    at = sent.index(mail)
+    at = bisect_left(sent, (mail.sent_at, mail.message_id), key=lambda other: (other.sent_at, other.message_id))
     before, after = sent[at - 1] if at else None, sent[at + 1] if at + 1 < len(sent) else None
     near, far = (after, before) if later else (before, after)
     if near is None or (far is not None and far.day == mail.day):
@@ -244,11 +245,10 @@ def first_contact(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 @kind
 def count_in_month(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
     month = mail.day.replace(day=1)
-    in_month = mail.sent_at[: len("2001-05")]
-    sent = [other for other in _from_one_person(box, mail) if other.sent_at.startswith(in_month)]
+    next_month = date(month.year + month.month // 12, month.month % 12 + 1, 1)
+    sent = [*between(_from_one_person(box, mail), month, next_month)]
     if not 2 <= len(sent) <= MAX_COUNT or sent[-1] is not mail:
         return None
-    next_month = date(month.year + month.month // 12, month.month % 12 + 1, 1)
     day = next_month + timedelta(days=rng.randint(0, 20))
     return Finding(str(len(sent)), day, {"month": f"{month:%B} {month.year}"}, sent)
 
@@ -262,8 +262,9 @@ def _fact_kind(name: str, extractor: Extractor, *, realism: float, wordings: lis
             return None
         in_header = fact.text.lower() in mail.addresses
         is_figure_of_speech = fact.text.startswith("100") and extractor is mentions.PERCENT
-        others = (other for other in box.mails if other.topic.key != mail.topic.key and extractor is mentions.URL)
-        if in_header or is_figure_of_speech or any(fact.text in other.body for other in others):
+        topics = box.by_topic.items() if extractor is mentions.URL else ()
+        others = (mails for key, mails in topics if key != mail.topic.key)
+        if in_header or is_figure_of_speech or any(fact.text in one.body for mails in others for one in mails):
             return None  # what programs add to mails of other threads too is no fact
         day = box.ask_day(mail, rng)
         if extractor.find(mail.topic.text) or not box.is_told_by_topic(mail, day, with_sender=True):
