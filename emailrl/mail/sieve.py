@@ -181,8 +181,9 @@ class Sieve:
         else:
             self.remember(mail.keys if dedupes else mail.keys._replace(content_key=b"", trimmed_key=b""))
             for defect in mail.defects:
-                self.defects[defect] += 1
-                self._listing("repaired", defect, mail.file_name)
+                kind, with_files, files = defect.partition(": ")
+                self.defects[kind] += 1
+                self._listing("repaired", kind, mail.file_name + with_files + files)
             return mail
         self.skipped[reason] += 1
         self._listing("skipped", reason, mail.file_name)

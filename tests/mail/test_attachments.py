@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
+import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from email.message import EmailMessage
 from pathlib import Path
@@ -123,7 +127,8 @@ HOSTILE: dict[str, Callable[[], tuple[str, bytes]]] = {
 def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "CPU_SECONDS", 4)
     source = tmp_path / "own.mbox"
-    bad = [written(number, (*make()[:1], OCTETS, make()[1])) for number, make in enumerate(HOSTILE.values(), 1)]
+    files = [make() for make in HOSTILE.values()]
+    bad = [written(number, (name, OCTETS, content)) for number, (name, content) in enumerate(files, 1)]
     source.write_bytes(mbox(*bad, written(9, FILES[-1])))
     heard: list[tuple[str, ...]] = []
     settings = StoreSettings(attachment_text=True)
@@ -131,9 +136,25 @@ def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pyte
         open_source(source), tmp_path / "m.db", settings=settings, workers=0, listing=lambda *line: heard.append(line)
     )
     assert (build.emails, build.skipped, build.repaired) == (8, {}, {"attachment_unread": 7})
-    assert heard == [("repaired", "attachment_unread", f"own.mbox#{number}") for number in range(1, 8)]
+    named = [f"own.mbox#{number}: {name}" for number, (name, _) in enumerate(files, 1)]
+    assert heard == [("repaired", "attachment_unread", name) for name in named]
     assert found(build.db, "bob@x.org", "Zephyr") == ["<9@x>"]  # the file after them is read
     assert reader._child is None  # and no process stays
+
+
+def test_the_small_files_of_an_email_take_little_time_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_LEAST_SECONDS", 0.5)
+    content = zlib.compress(b"BT /F1 12 Tf 72 720 Td " + b"(a) Tj " * 30_000 + b"ET")
+    stream = b"<< /Length %d /Filter /FlateDecode >>\nstream\n%b" % (len(content), content)
+    slow = re.sub(rb"<< /Length .*?\nBT.*? ET", lambda _: stream, pdf("a"), flags=re.DOTALL)
+    email = parse_message(written(1, *((f"{number}.pdf", "application/pdf", slow) for number in range(200))))
+    assert isinstance(email, RawEmail)
+    started = time.monotonic()
+    with contextlib.closing(reader):
+        read = with_attachments(email)
+    [unread] = read.defects
+    assert unread.startswith("attachment_unread: ") and unread.endswith(", 198.pdf, 199.pdf") and ": 0.pdf" not in unread
+    assert "[Attachment: 0.pdf]" in read.body and time.monotonic() - started < 60  # each alone takes a second
 
 
 def test_an_invitation_without_a_name_is_read_once_and_soft_hyphens_are_dropped() -> None:

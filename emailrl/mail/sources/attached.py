@@ -25,34 +25,46 @@ _MARK, _IN_TEXT = "[Attachment", "[ Attachment"  # no text that is read has the 
 
 def with_attachments(email: RawEmail) -> RawEmail:
     """Return an email whose body is followed by the text of its attached files, until ``MAX_READ_BYTES`` characters are
-    exceeded. Defects: ``attachment_unread`` for one of a known kind without text, ``long_text`` over ``MAX_CHARS``."""
-    texts, defects, size = {"": email.body.replace(_MARK, _IN_TEXT)}, [*email.defects], len(email.body)
+    exceeded. Defects: ``attachment_unread`` with the names of those of a known kind without text, ``long_text`` over
+    ``MAX_CHARS``."""
+    texts, defects, unread = {"": email.body.replace(_MARK, _IN_TEXT)}, [*email.defects], list[str]()
+    left = MAX_READ_BYTES - len(email.body)
+    documents.grant(sum(len(part.body) for part in email.files))
     for part in email.files:
-        name = shown_name(part.name)
+        name, text = shown_name(part.name), ""
         try:
-            text = _text(name, part, defects) if size <= MAX_READ_BYTES else None
+            content = part.decoded([])
+            if (kind := _kind(name, part, content)) is None:
+                continue
+            if left >= 0:
+                text = _text(kind, content, part, defects)
         except Exception:  # as in ``parse_message``: the library raises many kinds on hostile input
-            text = ""
-        if text == "":
-            defects.append("attachment_unread")
-        elif text and text not in email.body:  # a file is the body where there is no other text
+            kind = None
+        left -= min(len(content), MAX_CHARS) if kind == "text/html" else 0  # much of it may be markup, which takes time
+        if not text:
+            unread.append(name)
+        elif text not in email.body:  # a file is the body where there is no other text
             if len(text) > MAX_CHARS:
                 defects.append("long_text")
             shown = f"{f': {name}' if name else ''}]\n{text[:MAX_CHARS]}".replace(_MARK, _IN_TEXT)
             texts[text] = _MARK + shown  # once: it may be inside and attached
-            size += len(shown)
+            left -= len(shown)
+    if unread:
+        defects.append(": ".join(filter(None, ("attachment_unread", ", ".join(filter(None, unread))))))
     return replace(email, body="\n\n".join(filter(None, texts.values())), defects=tuple(sorted({*defects})))
 
 
-def _text(name: str, part: Part, defects: list[str]) -> str | None:
-    """The text of a file: an empty one if it cannot be read, None if it is of no known kind."""
-    content = part.decoded([])
-    kind = _KINDS.get(part.get_content_type()) or _KINDS.get(name.rpartition(".")[2].lower())
+def _kind(name: str, part: Part, content: bytes) -> str | None:
     is_word = content.startswith(ZIP_START) and WORD_MEMBER.encode() in content
-    if PDF_START in content[:1024] or is_word or kind == "paged":
+    if PDF_START in content[:1024] or is_word:
+        return "paged"
+    return _KINDS.get(part.get_content_type()) or _KINDS.get(name.rpartition(".")[2].lower())
+
+
+def _text(kind: str, content: bytes, part: Part, defects: list[str]) -> str:
+    """The text of a file of a known kind; an empty one if it cannot be read."""
+    if kind == "paged":
         return clean_text(documents.text(content)).replace("\u00ad", "")
-    if kind is None:
-        return None
     charset = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else part.charset
     start = beginning(content, 8 * MAX_CHARS)
     if len(start) < len(content):

@@ -23,7 +23,8 @@ from emailrl.mail.sources.text import MAX_CHARS
 PDF_START, ZIP_START = b"%PDF-", b"PK\3\4"
 WORD_MEMBER = "word/document.xml"
 MAX_BYTES = 50 * 1024 * 1024  # of one file
-CPU_SECONDS = 20  # spent on one file
+CPU_SECONDS = 20  # spent at most on all files of an email
+_LEAST_SECONDS, _BYTES_A_SECOND = 2, 32 * 1024  # small files that take long are made to
 _MAX_MEMORY = 1024 * 1024 * 1024  # of the process
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _ENDS = {f"{_W}p": "\n", f"{_W}br": "\n", f"{_W}tab": "\t", f"{_W}tc": "\v", f"{_W}tr": "\f"}
@@ -35,24 +36,33 @@ class Documents:
 
     def __init__(self) -> None:
         self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._seconds = 0.0  # left to the files of an email
+
+    def grant(self, size: int) -> None:
+        """Give the files of the next email, of so many bytes, the processor time that they may take together."""
+        self._seconds = min(CPU_SECONDS, _LEAST_SECONDS + size / _BYTES_A_SECOND)
 
     def text(self, content: bytes) -> str:
         """Return the text of a PDF or Word file, one character more than ``MAX_CHARS`` if it is longer; an empty string
         if it has none, is broken or exceeds a bound."""
-        if len(content) > MAX_BYTES:
+        if len(content) > MAX_BYTES or self._seconds <= 0:
             return ""
         if self._child is None:
             ours, theirs = Pipe()
-            command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(CPU_SECONDS)]
+            command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
             out, fds = subprocess.DEVNULL, [theirs.fileno()]
             process = subprocess.Popen(command, stdout=out, stderr=out, pass_fds=fds, start_new_session=True)
             self._child = process, ours
             theirs.close()
         try:
+            self._child[1].send_bytes(f"{self._seconds}".encode())
             self._child[1].send_bytes(content)
-            return self._child[1].recv_bytes(8 * MAX_CHARS).decode()
+            text = self._child[1].recv_bytes(8 * MAX_CHARS).decode()
+            self._seconds = float(self._child[1].recv_bytes(32))
+            return text
         except (EOFError, OSError):  # the process has ended
             self.close()
+            self._seconds = 0
             return ""
 
     def close(self) -> None:
@@ -90,20 +100,22 @@ def _text(content: bytes) -> str:
     return "".join(pieces).replace("\n\v\f", "\n").replace("\n\v", "\t").strip()[: MAX_CHARS + 1]
 
 
-def _serve(connection: Connection, seconds: int) -> None:
-    """Answer each file with its text until the other end closes; an empty text says that there is none to be had."""
+def _serve(connection: Connection) -> None:
+    """Answer the seconds left and a file with its text, empty if there is none to be had, and the seconds still left,
+    until the other end closes."""
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     with suppress(EOFError):
         while True:
-            content = connection.recv_bytes()
+            seconds, content = float(connection.recv_bytes()), connection.recv_bytes()
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
             try:
                 text = _text(content).encode("utf-8", "replace")
             except Exception:  # the libraries raise many kinds on hostile input; the file is counted as unread
                 text = b""
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            seconds, _ = signal.setitimer(signal.ITIMER_PROF, 0)
             connection.send_bytes(text)
+            connection.send_bytes(f"{seconds}".encode())
 
 
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    _serve(Connection(int(sys.argv[1])))
