@@ -5,13 +5,13 @@ Readers of files raise ``EOFError`` if the file is truncated or damaged.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from io import BufferedReader
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,8 +31,10 @@ _ALTERNATIVES = (
     "(maildir tree, tar archive, mbox, emails.csv, JSONL, Parquet or dataset folder)."
 )
 PARQUET_START = b"PAR1"
-_BATCH_ROWS = 20  # of Parquet, held at once however large they are
+_BATCH_ROWS = 5  # of Parquet, held at once
 _BUFFER_BYTES = 1 << 20
+_DENSE, _MOST_DENSE = 10, 100
+"""How many times their size rows of Parquet unpack to if they are held singly, or are no mail but fill the memory."""
 _TABLE_COLUMNS = (b"file", b"message")
 _ROW = re.compile(rb"(?:%b,)*+%b\n" % ((rb'(?:(?:"[^"]*+")++(?!")|(?!"))[^,\n]*+',) * 2))
 _FIELD = re.compile(rb'(?:\A|,)((?:"[^"]*+")++|[^",][^,]*+|)(?=,|\Z)')
@@ -61,7 +63,7 @@ def is_mail_line(line: bytes) -> bool:
 def read_lines(stream: IO[bytes], name: str, largest: int) -> Iterator[tuple[str, JsonLine] | Skipped]:
     """Yield the rows of JSONL as (``name#line``, bytes), of msgvault's export its messages."""
     record = b""
-    for number in itertools.count(1):
+    for number in count(1):
         line = stream.readline(largest + 1)
         if not line:
             if record and not record.startswith(_COMPLETE):
@@ -189,18 +191,29 @@ def read_parquet(path: Path, name: str, largest: int) -> Iterator[RawEmail | Ski
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    numbers = itertools.count(1)
+    numbers = count(1)
     try:
         # Read pages as needed rather than row groups, which may be most of the file.
         with ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
             columns = [column for column in COLUMNS if column in table.schema_arrow.names]
-            for batch in table.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
-                for row in batch.to_pylist():
-                    email = row_to_email(row, f"{name}#{next(numbers)}")
-                    is_large = isinstance(email, RawEmail) and len(email.body) > largest
-                    yield Skipped("too_large", email.file_name) if is_large else email
+            density = max(map(_density, map(table.metadata.row_group, range(table.num_row_groups))), default=0)
+            if density > _MOST_DENSE:
+                raise EOFError(f"rows that unpack to more than {_MOST_DENSE} times their size")
+            at_once = _BATCH_ROWS if density <= _DENSE else 1
+            for batch in table.iter_batches(at_once, columns=columns, use_threads=False):
+                parts = [batch] if batch.nbytes <= largest else [batch.slice(at, 1) for at in range(len(batch))]
+                for row in chain.from_iterable(part.to_pylist() if part.nbytes <= largest else [None] for part in parts):
+                    here = f"{name}#{next(numbers)}"
+                    yield Skipped("too_large", here) if row is None else row_to_email(row, here)
     except (ArrowException, OSError) as error:
         raise EOFError(" ".join(str(error).split())[:200]) from error
+
+
+def _density(group: Any) -> float:
+    """How many times more bytes or values than bytes in the file a row group has; small ones count as a buffer."""
+    chunks = [*map(group.column, range(group.num_columns))]
+    unpacked = sum(max(chunk.total_uncompressed_size, chunk.num_values) for chunk in chunks)
+    return float(unpacked / (sum(chunk.total_compressed_size for chunk in chunks) + _BUFFER_BYTES))
 
 
 def read_hub() -> Iterator[RawEmail | Skipped]:
@@ -273,7 +286,7 @@ def _records(stream: BufferedReader, largest: int) -> Iterator[bytes]:
     """The rows of a table as written, holding ``largest`` bytes and a block; nothing in place of longer ones."""
     buffer, looked, dropped = bytearray(), 0, False
     blocks = iter(lambda: stream.read1(READ_BYTES), b"")
-    for block in itertools.chain(blocks, (b"\n",)):  # the last row may lack its end
+    for block in chain(blocks, (b"\n",)):  # the last row may lack its end
         buffer += block
         if len(buffer) < min(2 * looked, largest) and block != b"\n":
             continue
