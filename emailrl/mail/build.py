@@ -42,6 +42,7 @@ _LARGEST_SHARE = 4
 """All emails are written anew if more than one in this many would change its id, but not for ``_FEW_MAILS``."""
 _FEW_MAILS = 1000
 _OR_ANEW = "or build it anew with --overwrite; nothing was written."
+_FROM_ALL = "To lose them, build it from all its sources: one with --overwrite, the others with --append."
 _TO_ADD = f"Add what is new with --append, {_OR_ANEW}"
 _FLUSH_MAILS = 1000
 _INDEX_MAILS = 50_000  # each time a segment of the index is written, all of which are merged at the end
@@ -144,7 +145,8 @@ def _check_removal(db: Path, removed: int, num_before: int, unread: str | None) 
             added_to = database.noted(connection, "appended") and ", added to by --append"
         cannot = unread is not None and f" while {unread or 'a part'} cannot be read; make it readable first"
         if why := cannot or added_to or (2 * removed > num_before and f", most of its {num_before:,}"):
-            raise UsageError(f"--sync would remove {removed:,} emails from {db}{why}.", _TO_ADD)
+            hint = _FROM_ALL if added_to and not cannot else _TO_ADD
+            raise UsageError(f"--sync would remove {removed:,} emails from {db}{why}.", hint)
 
 
 def _keys_in(old: Path, *, texts: bool) -> Iterator[Keys]:

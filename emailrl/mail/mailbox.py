@@ -293,7 +293,8 @@ class Mailbox(AbstractContextManager["Mailbox"]):
             is_number = keyword.removeprefix("+").isdecimal() and len(keyword) < 18  # of a telephone, in groups
             numbers = (each.fullmatch(keyword) for each in _PHONES) if is_number else ()
             grouped = (" ".join(number.groups()) for number in numbers if number)
-            forms = [*spelled, *grouped, *(form for form in more if form not in own)]
+            spelled += [zero + form for form in grouped for zero in ("", "0")]
+            forms = [*spelled, *(form for form in more if form not in own)]
             if len(known) >= _MOST_MEANINGS:
                 known.clear()
             known[keyword] = f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})", forms
@@ -406,7 +407,7 @@ _SNIPPET_OF = f"""
     SELECT {_SNIPPET} FROM emails_fts
     WHERE emails_fts MATCH ? AND emails_fts.rowid = (SELECT id FROM emails WHERE message_id = ?)"""
 _MOST_MEANINGS = 1000  # of keywords kept for a file
-_PHONES = [*map(re.compile, ("(?:[+0].*)?(...)(...)(....)", "(?:[+0].*)?(...)(...)(...)", "[+0].+(..)(..)(..)(..)"))]
+_PHONES = [*map(re.compile, ("(?:[+0].*)?(...)(...)(....)", "(?:[+0].*)?(...)(...)(...)", "[+0].*(.)(..)(..)(..)(..)"))]
 _MOST_FORMS = 100  # of a keyword in emails that are not plainly English
 _FORMS = "SELECT word FROM json_each(?) CROSS JOIN stems ON stem BETWEEN value ->> 0 AND value ->> 1 LIMIT ?"
 _NAMED = "SELECT m.names FROM emails_fts f CROSS JOIN emails m WHERE emails_fts MATCH ? AND m.id = f.rowid LIMIT ?"

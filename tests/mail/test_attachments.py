@@ -153,7 +153,9 @@ def test_the_small_files_of_an_email_take_little_time_together(monkeypatch: pyte
     with contextlib.closing(reader):
         read = with_attachments(email)
     [unread] = read.defects
-    assert unread.startswith("attachment_unread: ") and unread.endswith(", 198.pdf, 199.pdf") and ": 0.pdf," not in unread
+    assert (
+        unread.startswith("attachment_unread: ") and unread.endswith(", 198.pdf, 199.pdf") and ": 0.pdf," not in unread
+    )
     assert "[Attachment: " in read.body and time.monotonic() - started < 60  # each alone takes a second
 
 

@@ -31,7 +31,7 @@ from emailrl.mail.sources.headers import (
     shown_name,
 )
 from emailrl.mail.sources.reading import MAX_READ_BYTES, RawEmail, Skipped, made_up_id
-from emailrl.mail.sources.text import as_text, beginning, decode, from_base64
+from emailrl.mail.sources.text import as_text, beginning, codec_of, decode, from_base64
 
 PEOPLE = ("from", "to", "cc", "bcc")
 _FIELDS = tuple((kind, f"x-{kind}") for kind in reversed(PEOPLE))  # the sender's name counts most
@@ -48,6 +48,7 @@ _KEPT = MACHINE_FIELDS.union(
     (*PEOPLE, *THREAD, *DELIVERED, "x-from", "x-to", "x-cc", "x-gmail-labels"),
 )
 _kept_as = FieldNames(zip(_KEPT, _KEPT, strict=True))
+_ENCODED_IN = re.compile(rb"=\?([\w.-]{1,40})(?:\*[\w-]+)?\?[bqBQ]\?")
 _FOLD = re.compile(r"\n[ \t]+")
 _PLAIN_TYPE = re.compile(
     r'text/plain(?:; *charset="?(?:us-ascii|ascii|ansi_x3\.4-1968|utf-?8|iso-8859-1|windows-1252)"?)?;?', re.IGNORECASE
@@ -192,7 +193,12 @@ def _mime(raw: bytes, defects: list[str]) -> tuple[dict[str, str], Part]:
                 defects.append("long_text")
             part.body = beginning(part.body, left)
             left -= len(part.body)
-    charset = next(filter(None, (part.charset for part in message.leaves())), "windows-1252")
+    named = [part.charset for part in message.leaves()]
+    if not all(named):
+        named += [each.decode("ascii") for _, value in fields for each in _ENCODED_IN.findall(value)]
+    charset = next(filter(None, named), "windows-1252")
+    for part in message.leaves():
+        part.guess = next((each for each in named if codec_of(each) not in (None, "ascii", "utf_8")), "")
     values: dict[str, list[str]] = {}
     for name, value in fields:
         try:
@@ -250,6 +256,7 @@ class Part(Message):
         super().__init__()
         self.set_default_type(default_type)
         self.body, self.depth = body, depth  # the number of its containers
+        self.guess = ""  # the charset that another part or a header of the email names
         self.head = ""  # of a container of a message: who forwarded what
         self.inside: list[Part] | None = None  # of a container: the parts that may be shown
         for name, value in fields:
@@ -445,7 +452,8 @@ def _texts(part: Part, named: bool, defects: list[str]) -> list[tuple[int, str]]
     if part.inside is None:
         if (rank := _rank(part, named)) == _NO_TEXT:
             return []
-        text = decode(part.decoded(defects), part.charset or "us-ascii", defects).replace("\r\n", "\n")
+        guess = "" if part.charset else part.guess
+        text = decode(part.decoded(defects), part.charset or "us-ascii", defects, guess).replace("\r\n", "\n")
         return [(rank, as_text(part.get_content_type(), text, part.parameter, defects))]
     if part.get_content_type() != "multipart/alternative":
         found = [text for one in part.inside for text in _texts(one, named, defects)]

@@ -202,7 +202,8 @@ def read_parquet(path: Path, name: str, largest: int) -> Iterator[RawEmail | Ski
             at_once = _BATCH_ROWS if density <= _DENSE else 1
             for batch in table.iter_batches(at_once, columns=columns, use_threads=False):
                 parts = [batch] if batch.nbytes <= largest else [batch.slice(at, 1) for at in range(len(batch))]
-                for row in chain.from_iterable(part.to_pylist() if part.nbytes <= largest else [None] for part in parts):
+                listed = (part.to_pylist() if part.nbytes <= largest else [None] for part in parts)
+                for row in chain.from_iterable(listed):
                     here = f"{name}#{next(numbers)}"
                     yield Skipped("too_large", here) if row is None else row_to_email(row, here)
     except (ArrowException, OSError) as error:

@@ -83,16 +83,17 @@ def beginning(content: bytes, most: int) -> bytes:
     return content if len(content) <= most else content[: end or most]
 
 
-def decode(raw: bytes, label: str, defects: list[str]) -> str:
-    """Decode bytes by the charset, or else as UTF-8, the charset's superset or Windows-1252. ``bad_charset`` is added
-    to ``defects`` if the label is wrong. UTF-8 comes first because other text is hardly ever valid UTF-8. Text with a
-    few broken characters keeps all others."""
+def decode(raw: bytes, label: str, defects: list[str], guess: str = "") -> str:
+    """Decode bytes by the charset, or else as UTF-8, the ``guess``, the charset's superset or Windows-1252.
+    ``bad_charset`` is added to ``defects`` if the label is wrong. UTF-8 comes first because other text is hardly ever
+    valid UTF-8. Text with a few broken characters keeps all others."""
     codec = codec_of(label)
     text = _strictly(raw, codec) if codec else None
     if text is not None and not (codec in _WITH_CONTROLS and _CONTROLS.search(text)):
         return text
     defects.append("bad_charset")
-    superset = "iso2022_jp_ext" if codec == "iso2022_jp" and _HALF_WIDTH in raw else _SUPERSETS.get(codec or "")
+    superset = codec_of(guess) or _SUPERSETS.get(codec or "")
+    superset = "iso2022_jp_ext" if codec == "iso2022_jp" and _HALF_WIDTH in raw else superset
     for candidate in filter(None, (superset, "utf_8") if raw.isascii() else ("utf_8", superset)):
         text = _strictly(raw, candidate)
         if text is not None:
