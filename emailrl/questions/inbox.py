@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from difflib import get_close_matches
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -177,7 +178,7 @@ class Inbox:
 
     def on_day(self, day: date) -> Sequence[Mail]:
         """Return the emails of one day (UTC)."""
-        return between(self.mails, day, day + timedelta(days=1))
+        return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
 
     def matching(self, topic: Topic, until: date) -> Iterator[Mail]:
         """Yield the emails before ``until`` whose subject has every word of a topic, alone or within a longer word. A
@@ -197,9 +198,8 @@ class Inbox:
     def thread(self, mail: Mail, until: date) -> list[Mail]:
         """Return the emails before ``until`` with its subject, oldest first; none if others share its words, or if they
         are more than ``_MOST_IN_THREAD``."""
-        if self._matching(mail.topic, until)[1] > _MOST_IN_THREAD:
-            return []
-        matching = [*self.matching(mail.topic, until)]
+        is_short = self._matching(mail.topic, until)[1] <= _MOST_IN_THREAD
+        matching = [*self.matching(mail.topic, until)] if is_short else []
         return matching if all(other.topic.key == mail.topic.key for other in matching) else []
 
     def is_serial(self, mail: Mail) -> bool:
@@ -222,8 +222,9 @@ class Inbox:
         """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
         if word not in self._word_places:
             stem = word[:-1] if len(word) > 4 and word.endswith("s") else word
+            vocabulary = "\n".join(self._postings)
             pattern = rf"^.*{re.escape(stem)}.*$" if len(stem) > 3 else rf"^{re.escape(word)}$"
-            places = (self._postings[found] for found in re.findall(pattern, self._vocabulary, re.MULTILINE))
+            places = (self._postings[found] for found in re.findall(pattern, vocabulary, re.MULTILINE))
             self._word_places[word] = frozenset().union(*places)
         return self._word_places[word]
 
@@ -269,26 +270,18 @@ class Inbox:
         )
 
     @cached_property
-    def by_sender(self) -> defaultdict[str, list[Mail]]:
-        found: defaultdict[str, list[Mail]] = defaultdict(list)
-        for mail in self.mails:
-            found[mail.sender].append(mail)
-        return found
+    def by_sender(self) -> dict[str, list[Mail]]:
+        sender = attrgetter("sender")
+        return {each: [*mails] for each, mails in groupby(sorted(self.mails, key=sender), sender)}
 
     @cached_property
-    def by_topic(self) -> defaultdict[str, list[Mail]]:
-        found: defaultdict[str, list[Mail]] = defaultdict(list)
-        for mail in self.mails:
-            found[mail.topic.key].append(mail)
-        return found
+    def by_topic(self) -> dict[str, list[Mail]]:
+        topic = attrgetter("topic.key")
+        return {each: [*mails] for each, mails in groupby(sorted(self.mails, key=topic), topic)}
 
     @cached_property
     def _series(self) -> Counter[tuple[str, str]]:
         return Counter(map(_serial_key, self.mails))
-
-    @cached_property
-    def _vocabulary(self) -> str:
-        return "\n".join(self._postings)
 
     @cached_property
     def _postings(self) -> dict[str, list[int]]:
@@ -297,12 +290,6 @@ class Inbox:
             for word in mail.topic.words:
                 postings[word].append(at)
         return postings
-
-
-def between(mails: Sequence[Mail], first: date, end: date) -> Sequence[Mail]:
-    """Return those of the emails, oldest first, that are dated ``first`` or later, but before ``end``."""
-    low, high = (bisect_left(mails, day.isoformat(), key=lambda mail: mail.sent_at) for day in (first, end))
-    return mails[low:high]
 
 
 def _serial_key(mail: Mail) -> tuple[str, str]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from datetime import date, timedelta
 from random import Random
 
-from emailrl.questions.inbox import Inbox, Mail, between, spell_day
+from emailrl.questions.inbox import Inbox, Mail, spell_day
 from emailrl.questions.load import I_DONT_KNOW
 from emailrl.questions.template import usual
-from emailrl.questions.template.usual import Finding, Kind, kind, refer_to
+from emailrl.questions.template.usual import Finding, Kind, between, kind, refer_to
 
 MIN_MAILS = 30  # Minimum emails in a mailbox for a question without an answer.
 MAX_EARLY = 14  # Maximum days before an email's arrival for a question that it does not answer yet.

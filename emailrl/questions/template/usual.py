@@ -15,7 +15,7 @@ from random import Random
 
 from emailrl.facts import mentions
 from emailrl.facts.mentions import DATE, Extractor
-from emailrl.questions.inbox import Inbox, Mail, between, spell_day
+from emailrl.questions.inbox import Inbox, Mail, spell_day
 
 _TEXTS = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text(encoding="utf-8"))
 THEIR_MAIL: list[str] = _TEXTS["their_mail"]
@@ -196,6 +196,12 @@ def thread_starter(box: Inbox, mail: Mail, rng: Random) -> Finding | None:
 
 
 # -- one correspondent over time: the first email, the last before a date, the count in a month -----------------------
+
+
+def between(mails: Sequence[Mail], first: date, end: date) -> Sequence[Mail]:
+    """Return those of the emails, oldest first, that are dated ``first`` or later, but before ``end``."""
+    low, high = (bisect_left(mails, day.isoformat(), key=lambda mail: mail.sent_at) for day in (first, end))
+    return mails[low:high]
 
 
 def _from_one_person(box: Inbox, mail: Mail) -> Sequence[Mail]:
