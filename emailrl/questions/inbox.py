@@ -154,8 +154,7 @@ class Inbox:
     def __init__(self, me: str, mails: Iterable[Mail]) -> None:
         self.me = me
         self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
-        self._word_places: dict[str, frozenset[int]] = {}
-        self._topic_places: dict[frozenset[str], list[int]] = {}
+        self._word_places, self._topic_places = dict[str, frozenset[int]](), dict[frozenset[str], list[int]]()
 
     def called(self, address: str) -> str:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
@@ -222,9 +221,8 @@ class Inbox:
         """The positions of the emails whose topic contains a word, alone or within another (without its plural s)."""
         if word not in self._word_places:
             stem = word[:-1] if len(word) > 4 and word.endswith("s") else word
-            vocabulary = "\n".join(self._postings)
             pattern = rf"^.*{re.escape(stem)}.*$" if len(stem) > 3 else rf"^{re.escape(word)}$"
-            places = (self._postings[found] for found in re.findall(pattern, vocabulary, re.MULTILINE))
+            places = (self._postings[found] for found in re.findall(pattern, "\n".join(self._postings), re.MULTILINE))
             self._word_places[word] = frozenset().union(*places)
         return self._word_places[word]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from mail.mails import TABLES
 
+from emailrl.mail.sources.message import parse_message
+from emailrl.mail.sources.reading import RawEmail
 from emailrl.mail.sources.text import codec_of, decode
 
 
@@ -44,3 +46,10 @@ def test_one_broken_sign_costs_itself_alone(label: str, codec: str, text: str, b
 def test_what_fits_nothing_is_windows_1252_or_utf_8(label: str) -> None:
     assert decode(b"caf\xe9.", label, []) == "café."
     assert decode("It’s a café".encode(), label, []) == "It’s a café"
+
+
+def test_a_text_without_a_charset_is_read_in_the_one_that_the_email_names_elsewhere() -> None:
+    head, text = b"From: a@x.org\nSubject: =?iso-8859-2?Q?=A3=F3d=BC?=\n\n", "Zażółć gęślą jaźń"
+    for charset in ("iso-8859-2", "utf-8"):
+        email = parse_message(head + text.encode(charset))
+        assert isinstance(email, RawEmail) and (email.body, "bad_charset" in email.defects) == (text, True)
