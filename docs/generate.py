@@ -28,7 +28,7 @@ from emailrl.cli.app import app
 from emailrl.openrlhf import FLAGS, Flag
 from emailrl.settings import PRESETS
 from emailrl.settings.names import Leaf, by_name, leaves
-from emailrl.settings.needs import needs_of
+from emailrl.settings.needs import NEEDS, REFUSED
 
 WIDTH: Final = 100
 _GENERATED: Final = "<!-- Made by `make docs`; edit the code instead. -->\n"
@@ -182,7 +182,8 @@ def _row(leaf: Leaf) -> str:
     choices = f" One of {', '.join(f'`{choice}`' for choice in only)}." if only else ""
     secret = " Secret." if leaf.secret else ""
     meaning = " ".join(leaf.description.split()).replace("|", "\\|")
-    needs = "; ".join(needs_of(leaf.key))
+    rows = [*((need.settings, need.needs) for need in NEEDS), *REFUSED]
+    needs = "; ".join(needs for settings, needs in rows if leaf.key in settings.split())
     return f"| `{leaf.field}` | {names} | {_shown(leaf.default)} | {needs} | {meaning}{choices}{secret} |"
 
 

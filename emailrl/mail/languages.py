@@ -28,9 +28,8 @@ FOREIGN = f"{PARTY}{PARTY}"
 _STEMMED = ("german", "french", "spanish", "italian", "portuguese", "dutch", "russian", "polish")
 _COMPOUNDING = ("german", "dutch")
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-_ENGLISH, _COMPOUNDED, _OTHERS, _SHARED = (
-    frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others", "shared")
-)
+_ENGLISH, _COMPOUNDED, _OTHERS = (frozenset(WORDS[kind].split()) for kind in ("english", "compounding", "others"))
+_SHARED = frozenset("éèêóç")  # letters of Dutch and of others
 _FOREIGN = _COMPOUNDED | _OTHERS | _SHARED
 _IRREGULAR = dict[str, list[str]]()
 for _forms in map(str.split, WORDS["irregular"].split(",")):

@@ -142,6 +142,7 @@ class Mail:
 
 MAX_DAYS_LATER = 30  # Maximum days between a source email and its question; the minimum is 1 (as in ART-E).
 MIN_SERIES = 5  # Number of emails of one pattern that make a series.
+_MOST_IN_THREAD = 1000  # Longer threads are asked nothing: time would grow with the square of their length.
 _FIELDS = ("to", "cc", "bcc")
 _READ_MAILS = 500  # Emails read per SQL statement.
 
@@ -152,7 +153,7 @@ class Inbox:
     def __init__(self, me: str, mails: Iterable[Mail]) -> None:
         self.me = me
         self.mails: Sequence[Mail] = sorted(mails, key=lambda mail: (mail.sent_at, mail.message_id))
-        self._word_places: dict[str, frozenset[int]] = {}
+        self._word_places, self._topic_places = dict[str, frozenset[int]](), dict[frozenset[str], list[int]]()
 
     def called(self, address: str) -> str:
         """Return the name of the person behind an address, or the address itself if namesakes use other domains."""
@@ -180,26 +181,29 @@ class Inbox:
     def matching(self, topic: Topic, until: date) -> list[Mail]:
         """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word. A
         phone interview therefore also matches a telephone interview, and a meeting meetings."""
-        if not topic.words:
-            return []
-        postings = sorted(map(self._with_word, topic.words), key=len)
-        end = self.before(until)
-        return [self.mails[at] for at in sorted(postings[0].intersection(*postings[1:])) if at < end]
+        if (places := self._topic_places.get(topic.words)) is None:
+            first, *others = sorted(map(self._with_word, topic.words), key=len) or [frozenset[int]()]
+            places = self._topic_places[topic.words] = sorted(first.intersection(*others))
+        return [self.mails[at] for at in places[: bisect_left(places, self.before(until))]]
 
     def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
         """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
         if not mail.topic.is_telling:
             return False
-        rivals = [other.sender for other in self.matching(mail.topic, until) if other is not mail]
+        rivals = (other.sender for other in self.matching(mail.topic, until) if other is not mail)
         return all(
             with_sender and rival != mail.sender and not self.unmistakable.isdisjoint((rival, mail.sender))
             for rival in rivals
         )
 
     def thread(self, mail: Mail, until: date) -> list[Mail]:
-        """Return the emails before ``until`` with its subject, oldest first; none if others share its words."""
+        """Return the emails before ``until`` with its subject, oldest first; none if too many or others share its words."""
         matching = self.matching(mail.topic, until)
-        return matching if all(other.topic.key == mail.topic.key for other in matching) else []
+        return (
+            matching
+            if len(matching) <= _MOST_IN_THREAD and all(other.topic.key == mail.topic.key for other in matching)
+            else []
+        )
 
     def is_serial(self, mail: Mail) -> bool:
         """Whether its sender sends a series: ``MIN_SERIES`` or more emails whose topics differ only in digits."""

@@ -57,7 +57,7 @@ NEEDS: Final = (  # what has no effect without another setting
     Need("note", "shard_offload", "SHARD=auto or host", lambda now: now.shard != "off"),
     Need("note", _OF_SERVERS, "VLLM_URLS unset, because servers have their own flags", lambda now: not now.vllm_urls),
 )
-_REFUSED: Final = (  # what a setting needs, in the words of the page, where ``_contradictions`` has the rule
+REFUSED: Final = (  # what a setting needs, in the words of the page, where ``_contradictions`` has the rule
     ("importance_correction", "EMAILRL_ENGINE=transformers or vllm"),
     ("teacher", "TEMPERATURE=1 if it is a server"),
     ("max_staleness", "VLLM_URLS"),
@@ -175,8 +175,3 @@ def without_effect(now: SimpleNamespace) -> dict[str, str]:
         if (need.level == "error" and not need.met(now)) or need.needs.lower() in found:
             found |= dict.fromkeys(need.settings.split(), need.needs)
     return found
-
-
-def needs_of(name: str) -> list[str]:
-    rows = [*((need.settings, need.needs) for need in NEEDS), *_REFUSED]
-    return [needs for settings, needs in rows if name in settings.split()]

@@ -4,6 +4,7 @@ is reported once, with a remedy and the way back, until it has passed: its sever
 
 from __future__ import annotations
 
+import io
 import math
 import shlex
 import statistics
@@ -11,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from emailrl.base.drawing import FAINT, FIRST, new_figure, save
+from emailrl.base.disk import replace_bytes
 from emailrl.base.plain import counted, duration
 from emailrl.checkpoints import list_checkpoints
 from emailrl.measure.evaluation import Evaluation, disagreement, is_correct, is_judged, mean, rubric_means
@@ -26,6 +27,15 @@ from emailrl.training.losses import LOG_RATIO_LIMIT
 from emailrl.training.state import Collected, RunState
 from emailrl.training.update import TokenNumbers
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIRST, SECOND, FAINT = "#0b6a72", "#b5541c", "#7f8891"
+"""Colors that stay distinct in grayscale and for color-blind readers, on the figures' own white background."""
+IN_THE_DARK = (
+    b"<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.91) hue-rotate(180deg) } }</style>\n"
+)
+"""In an SVG: it is drawn on a dark background, in lighter shades of the same hues, where its reader prefers that."""
 UPDATE_METRICS = (
     *("loss", "policy_loss", "kl_loss", "kl", "kl_coef", "clip_fraction"),
     *("entropy", "grad_norm", "learning_rate"),
@@ -363,3 +373,33 @@ def way_back(run_dir: Path, good_step: int | None) -> str:
         f"Make that change and return to step {chosen.metadata.step}{where}:"
         f" emailrl train --resume {shlex.quote(str(chosen.path))} --overwrite"
     )
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this size in inches."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcdefaults()  # a matplotlibrc in the working folder may ask for LaTeX and run what it likes there
+    matplotlib.rcParams |= {
+        "svg.hashsalt": "emailrl",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "0.92",
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+    }
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write the figure next to ``path`` as PNG and SVG, and return both paths."""
+    written = []
+    for suffix in (".png", ".svg"):
+        content = io.BytesIO()
+        metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
+        figure.savefig(content, format=suffix[1:], dpi=150, metadata=metadata)
+        written.append(path.with_suffix(suffix))
+        replace_bytes(written[-1], content.getvalue().replace(b"<defs>", IN_THE_DARK + b"<defs>", 1))
+    return written

@@ -16,9 +16,9 @@ from full_disk import on_a_full_disk
 from emailrl.base import disk
 from emailrl.base.cache import ReplyCache
 from emailrl.base.disk import Lock, check_cache, check_out, check_place, is_locked, not_a_file, replace_bytes, write_out
-from emailrl.base.drawing import new_figure, save
 from emailrl.base.errors import UsageError
 from emailrl.records import JsonlWriter, read_records
+from emailrl.training.report import new_figure, save
 
 REPLACE = """
 from emailrl.base.disk import replace_bytes

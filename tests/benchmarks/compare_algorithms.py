@@ -175,7 +175,7 @@ def table(by_label: dict[str, list[dict[str, Any]]]) -> str:
 
 def draw(by_label: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Accuracy over steps: left every algorithm in masked mode, right one algorithm's modes; bands span the seeds."""
-    from emailrl.base.drawing import new_figure
+    from emailrl.training.report import new_figure
 
     figure = new_figure(10, 4.2)
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.6, 1])

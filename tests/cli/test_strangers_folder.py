@@ -195,7 +195,7 @@ def test_python_and_its_ranks_do_not_import_from_the_folder(here: Path, command:
 def test_a_matplotlibrc_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\ntext.latex.preamble: \\input{pwn}\n")
     script = (
-        "import matplotlib, pathlib; from emailrl.base.drawing import new_figure, save;"
+        "import matplotlib, pathlib; from emailrl.training.report import new_figure, save;"
         "assert matplotlib.rcParams['text.usetex'];"  # it was read
         "save(new_figure(2, 2), pathlib.Path('curve')); assert not matplotlib.rcParams['text.usetex']"
     )

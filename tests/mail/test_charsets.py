@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from mail.mails import TABLES
 
+from emailrl.mail.sources.message import parse_message
+from emailrl.mail.sources.reading import RawEmail
 from emailrl.mail.sources.text import codec_of, decode
 
 
@@ -44,3 +46,10 @@ def test_one_broken_sign_costs_itself_alone(label: str, codec: str, text: str, b
 def test_what_fits_nothing_is_windows_1252_or_utf_8(label: str) -> None:
     assert decode(b"caf\xe9.", label, []) == "café."
     assert decode("It’s a café".encode(), label, []) == "It’s a café"
+
+
+def test_a_subject_cut_within_its_last_character_keeps_the_others() -> None:
+    email = parse_message(b"From: a@x.org\nSubject: =?utf-8?Q?r=C3=A9par=C3=A9e_=E2=82?=\n\nb")
+    latin = parse_message(b"From: a@x.org\nSubject: =?utf-8?Q?caf=E9?=\n\nb")
+    assert isinstance(email, RawEmail) and isinstance(latin, RawEmail)
+    assert (email.subject, latin.subject) == ("réparée", "café")

@@ -220,3 +220,13 @@ def test_csv_with_other_column_order_mark_and_gzip_and_one_that_breaks_off(path:
     with pytest.raises(EmailRLError, match="after 1 complete rows"):
         names(path)
     assert names(path, allow_truncated=True) == ["<1@x>", "truncated:"]
+
+
+def test_parquet_made_to_fill_the_memory_is_refused_and_a_large_row_counted(path: Path) -> None:
+    write_parquet(
+        path, *(row(number, body="b" * 40_000_000) for number in range(1, 4)), compression="zstd", use_dictionary=False
+    )
+    with pytest.raises(EmailRLError, match="unpack"):
+        list(open_source(path))
+    write_parquet(path, row(1), row(2, body="b" * 20_000_000))
+    assert [type(each) for each in open_source(path)] == [RawEmail, Skipped]

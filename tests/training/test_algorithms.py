@@ -15,7 +15,7 @@ from emailrl.base.errors import UsageError
 from emailrl.model.resolve import NANO_DIR
 from emailrl.settings import Settings, TrainingSettings
 from emailrl.settings.names import by_name
-from emailrl.settings.needs import NEEDS, needs_of
+from emailrl.settings.needs import NEEDS
 from emailrl.training.advantages import ESTIMATORS
 from emailrl.training.algorithms import (
     ALGORITHMS,
@@ -278,8 +278,6 @@ def test_stale_rollouts_take_servers_and_a_correction(changes: dict[str, Any], e
 def test_the_table_of_needs_names_settings() -> None:
     names = [name for need in NEEDS for name in need.settings.split()]
     assert [name for name in names if by_name()[name].key != name] == []
-    assert needs_of("max_staleness") == ["VLLM_URLS", "IMPORTANCE_CORRECTION=tis, icepop or sequence_mask"]
-    assert needs_of("kl_horizon") == ["KL_TARGET"] and needs_of("seed") == []
 
 
 GRPO = resolve(Settings.model_validate({}))

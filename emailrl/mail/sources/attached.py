@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from emailrl.mail.database import clean_text
-from emailrl.mail.sources.documents import PDF_START, WORD_MEMBER, ZIP_START, Documents
+from emailrl.mail.sources.documents import CPU_SECONDS, PDF_START, WORD_MEMBER, ZIP_START, Documents
 from emailrl.mail.sources.headers import shown_name
 from emailrl.mail.sources.message import Part
 from emailrl.mail.sources.reading import MAX_READ_BYTES, RawEmail
@@ -25,12 +26,13 @@ _MARK, _IN_TEXT = "[Attachment", "[ Attachment"  # no text that is read has the 
 
 def with_attachments(email: RawEmail) -> RawEmail:
     """Return an email whose body is followed by the text of its attached files, until ``MAX_READ_BYTES`` characters are
-    exceeded. Defects: ``attachment_unread`` for one of a known kind without text, ``long_text`` over ``MAX_CHARS``."""
+    exceeded. Defects: ``attachment_unread`` for one without text or too late, ``long_text`` over ``MAX_CHARS``."""
     texts, defects, size = {"": email.body.replace(_MARK, _IN_TEXT)}, [*email.defects], len(email.body)
+    until = time.monotonic() + CPU_SECONDS  # by the clock: no file is begun after it
     for part in email.files:
         name = shown_name(part.name)
         try:
-            text = _text(name, part, defects) if size <= MAX_READ_BYTES else None
+            text = _text(name, part, defects) if size <= MAX_READ_BYTES and time.monotonic() < until else ""
         except Exception:  # as in ``parse_message``: the library raises many kinds on hostile input
             text = ""
         if text == "":

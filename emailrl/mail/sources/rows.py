@@ -33,6 +33,7 @@ _ALTERNATIVES = (
 PARQUET_START = b"PAR1"
 _BATCH_ROWS = 20  # of Parquet, held at once however large they are
 _BUFFER_BYTES = 1 << 20
+_MOST_DENSE = 100  # times its size that a file of Parquet may unpack to; mail does to 10
 _TABLE_COLUMNS = (b"file", b"message")
 _ROW = re.compile(rb"(?:%b,)*+%b\n" % ((rb'(?:(?:"[^"]*+")++(?!")|(?!"))[^,\n]*+',) * 2))
 _FIELD = re.compile(rb'(?:\A|,)((?:"[^"]*+")++|[^",][^,]*+|)(?=,|\Z)')
@@ -193,6 +194,9 @@ def read_parquet(path: Path, name: str, largest: int) -> Iterator[RawEmail | Ski
     try:
         # Read pages as needed rather than row groups, which may be most of the file.
         with ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+            groups = map(table.metadata.row_group, range(table.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > _MOST_DENSE * (path.stat().st_size + _BUFFER_BYTES):
+                raise EOFError(f"rows that unpack to more than {_MOST_DENSE} times their size")
             columns = [column for column in COLUMNS if column in table.schema_arrow.names]
             for batch in table.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False):
                 for row in batch.to_pylist():

@@ -98,9 +98,9 @@ def decode(raw: bytes, label: str, defects: list[str]) -> str:
         if text is not None:
             return text
     if codec:
-        text = raw.decode(superset or codec, "replace")
+        text = raw.decode(superset or codec, "replace").rstrip("\ufffd")  # its last character may be cut
         broken = text.count("\ufffd")
-        if _TRUSTED_SHARE * broken <= sum(character > "\x7f" for character in text) - broken:
+        if max(1, _TRUSTED_SHARE * broken) <= sum(character > "\x7f" for character in text) - broken:
             return text
     return raw.decode("cp1252", "replace")
 
