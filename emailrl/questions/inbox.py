@@ -197,13 +197,11 @@ class Inbox:
         )
 
     def thread(self, mail: Mail, until: date) -> list[Mail]:
-        """Return the emails before ``until`` with its subject, oldest first; none if too many or others share its words."""
-        matching = self.matching(mail.topic, until)
-        return (
-            matching
-            if len(matching) <= _MOST_IN_THREAD and all(other.topic.key == mail.topic.key for other in matching)
-            else []
-        )
+        """Return the emails before ``until`` with its subject, oldest first; none if they are too many, or others share
+        its words."""
+        found = self.matching(mail.topic, until)
+        is_known = len(found) <= _MOST_IN_THREAD and all(other.topic.key == mail.topic.key for other in found)
+        return found if is_known else []
 
     def is_serial(self, mail: Mail) -> bool:
         """Whether its sender sends a series: ``MIN_SERIES`` or more emails whose topics differ only in digits."""
