@@ -199,8 +199,8 @@ def _presets() -> str:
 
 
 def _shown(value: object) -> str:
-    if value is None:
-        return "–"
+    if value in (None, ""):
+        return "–" if value is None else "empty"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -242,7 +242,7 @@ def _in_words(pair: dict[str, Any], titles: dict[str, str]) -> str:
     return (
         f"{titles[pair['first']]} → {titles[pair['second']]}: {100 * pair['difference']:+.1f} points of accuracy"
         f"{interval}; better on {pair['better_second']}, worse on {pair['better_first']} of {pair['num_questions']} "
-        f"questions; p = {pair['p_value']:.3g} in an exact paired test over {counted(pair['num_units'], pair['unit'])}"
+        f"questions; p = {pair['p_value']:.2g} in an exact paired test over {counted(pair['num_units'], pair['unit'])}"
     )
 
 

@@ -269,5 +269,5 @@ function histogram(rows, picked, pick, all = rows) {
     button.addEventListener("click", () => (on ? go({ rmin: null, rmax: null }, { replace: true }) : pick(from, to)));
     return button;
   });
-  return el("div.histogram", { role: "group", "aria-label": "Rewards" }, el("div.bins", { "data-most": `${most} · square-root scale` }, buttons), el("div.edges", { "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span.legend", {}, el("span.swatch.right", {}), "correct ", el("span.swatch.wrong", {}), "other"), el("span", { text: number(high, 2) })));
+  return el("div.histogram", { role: "group", "aria-label": "Rewards" }, el("div.bins", { "data-most": `up to ${plural(most, "trajectory")} · square-root scale` }, buttons), el("div.edges", { "aria-hidden": "true" }, el("span", { text: `reward ${number(low, 2)}` }), el("span.legend", {}, el("span.swatch.right", {}), "correct ", el("span.swatch.wrong", {}), "other"), el("span", { text: number(high, 2) })));
 }

@@ -87,7 +87,7 @@ function headline() {
   const judged = data.rows.filter((row) => row.verdict !== "not judged");
   if (!judged.length || run.results.length) return null;
   const right = judged.filter((row) => row.verdict === "correct").length;
-  return { name: "Correct", before: null, after: { accuracy: right / judged.length }, notes: [`${right} of ${judged.length} judged`] };
+  return { name: "Correct", before: null, after: { accuracy: right / judged.length }, notes: [`${grouped(right)} of ${grouped(judged.length)} judged`] };
 }
 
 // Before a run has measured anything: how far it is with that, and what it said of itself.
@@ -327,7 +327,7 @@ function compared() {
 function shareTable(name, columns, classes, most, partOf) {
   const cell = ({ file, rows }, each) => {
     const { found, of, text, filters } = partOf(rows, each);
-    const link = el("a", { href: address(listOf({ file: file.name, ...filters })), "aria-label": `${text ? `${text} correct` : plural(found, "trajectory")}: ${each}, ${policyOf(file)}`, text: text ?? String(found) });
+    const link = el("a", { href: address(listOf({ file: file.name, ...filters })), "aria-label": `${text ? `${text} correct` : plural(found, "trajectory")}: ${each}, ${policyOf(file)}`, text: text ?? grouped(found) });
     return el("td", {}, el("span.share", {}, filters && (text || found) ? link : link.textContent, filters ? bar(found / of || 0, 0, most) : el("span"), el("span.under", { text: of ? percent(found / of) : "–" })));
   };
   const rows = [...classes, null].map((each) => el(each === null ? "tr.total" : "tr", {}, outside(each ?? "all", "th", { scope: "row" }), columns.map((column) => cell(column, each))));
@@ -357,7 +357,7 @@ function accuracies() {
     const partOf = (rows, name) => {
       const judged = rows.filter((row) => row.verdict !== "not judged" && (name === null || row[field] === name));
       const found = judged.filter((row) => row.verdict === "correct").length;
-      return { found, of: judged.length, text: `${found} of ${judged.length}`, filters: name && { [field]: name } };
+      return { found, of: judged.length, text: `${grouped(found)} of ${grouped(judged.length)}`, filters: name && { [field]: name } };
     };
     const share = new Map(classes.map((name) => { const { found, of } = partOf(columns.at(-1).rows, name); return [name, found / of || 0]; }));
     classes.sort((one, other) => share.get(one) - share.get(other));

@@ -178,13 +178,13 @@ class Inbox:
         """Return the emails of one day (UTC)."""
         return self.mails[self.before(day) : self.before(day + timedelta(days=1))]
 
-    def matching(self, topic: Topic, until: date) -> list[Mail]:
-        """Return the emails before ``until`` whose subject has every word of a topic, alone or within a longer word. A
+    def matching(self, topic: Topic, until: date) -> Iterator[Mail]:
+        """Yield the emails before ``until`` whose subject has every word of a topic, alone or within a longer word. A
         phone interview therefore also matches a telephone interview, and a meeting meetings."""
         if (places := self._topic_places.get(topic.words)) is None:
             first, *others = sorted(map(self._with_word, topic.words), key=len) or [frozenset[int]()]
             places = self._topic_places[topic.words] = sorted(first.intersection(*others))
-        return [self.mails[at] for at in places[: bisect_left(places, self.before(until))]]
+        return map(self.mails.__getitem__, islice(places, bisect_left(places, self.before(until))))
 
     def is_told_by_topic(self, mail: Mail, until: date, *, with_sender: bool) -> bool:
         """Whether an email is the only one before ``until`` that its topic (and its sender) can mean."""
@@ -199,7 +199,7 @@ class Inbox:
     def thread(self, mail: Mail, until: date) -> list[Mail]:
         """Return the emails before ``until`` with its subject, oldest first; none if they are too many, or others share
         its words."""
-        found = self.matching(mail.topic, until)
+        found = [*islice(self.matching(mail.topic, until), _MOST_IN_THREAD + 1)]
         is_known = len(found) <= _MOST_IN_THREAD and all(other.topic.key == mail.topic.key for other in found)
         return found if is_known else []
 

@@ -262,7 +262,8 @@ def _fact_kind(name: str, extractor: Extractor, *, realism: float, wordings: lis
             return None
         in_header = fact.text.lower() in mail.addresses
         is_figure_of_speech = fact.text.startswith("100") and extractor is mentions.PERCENT
-        others = (other for other in box.mails if other.topic.key != mail.topic.key and extractor is mentions.URL)
+        mails = box.mails if extractor is mentions.URL else ()
+        others = (other for other in mails if other.topic.key != mail.topic.key)
         if in_header or is_figure_of_speech or any(fact.text in other.body for other in others):
             return None  # what programs add to mails of other threads too is no fact
         day = box.ask_day(mail, rng)
