@@ -170,6 +170,7 @@ def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator
         try:
             db = db.resolve(strict=db.is_symlink())  # of links, check_place passes only a circle, which is an error
             building = db.with_name(f"{db.name}.building")
+            at_end.callback(_remove, [folder for folder in db.parents if not folder.exists()], db)
             db.parent.mkdir(parents=True, exist_ok=True)
             lock = database.locked(db)
             at_end.callback(TEMPORARY.difference_update, (building, lock.path))
@@ -185,6 +186,12 @@ def _claimed(db: Path, *, overwrite: bool, append: bool, sync: bool) -> Iterator
         except (OSError, RuntimeError) as error:  # RuntimeError: Python's word, up to 3.12, for links in a circle
             raise _unwritable(db, getattr(error, "strerror", None) or str(error)) from error
         yield db, building
+
+
+def _remove(new_folders: list[Path], db: Path) -> None:
+    for folder in new_folders if not db.exists() else ():
+        with contextlib.suppress(OSError):  # something else has come to stand in it
+            folder.rmdir()
 
 
 def _check(db: Path, *, overwrite: bool, append: bool) -> None:

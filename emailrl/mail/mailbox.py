@@ -23,21 +23,7 @@ from typing import Any, Literal
 from weakref import WeakValueDictionary, finalize
 
 from emailrl.base.errors import EmailRLError, ToolError, UsageError
-from emailrl.mail import database
-from emailrl.mail.languages import (
-    closed,
-    english_forms,
-    fold,
-    in_pairs,
-    marked,
-    phone_groups,
-    phrases,
-    spellings,
-    stem_ranges,
-    words_apart,
-    words_around,
-    words_of,
-)
+from emailrl.mail import database, languages
 from emailrl.mail.snippets import LONGEST_SNIPPET, excerpt, has_few_matches, preview, quoted, short_text
 from emailrl.settings.tree import MAX_RESULTS
 
@@ -222,13 +208,16 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         if address is None:
             return None
         address = address.rpartition("<")[2].rstrip(">") if address.endswith(">") else address
-        if not self.names or "@" in address or not marked(address) or self._party(address):
+        if not self.names or "@" in address or not languages.marked(address) or self._party(address):
             return [address]
-        forms = [words_of(" ".join([*spellings(word), *self._foreign_forms(word)])) for word in words_of(address)]
+        forms = [
+            languages.words_of(" ".join([*languages.spellings(word), *self._foreign_forms(word)]))
+            for word in languages.words_of(address)
+        ]
         match = " AND ".join(f"({' OR '.join(quoted(database.PARTY + form) for form in each)})" for each in forms)
         rows = self._rows(_NAMED, (f"extra : ({match}) AND {self._member}", MOST_COUNTED)) if self._member else []
         named = (pair for (lines,) in rows for pair in database.names_of(lines).items())
-        names = {each: words_of(f"{name} {closed(name)}") for each, name in named}
+        names = {each: languages.words_of(f"{name} {languages.closed(name)}") for each, name in named}
         return [each for each, own in names.items() if not any(map(own.isdisjoint, forms))][:_MOST_FORMS]
 
     def read(self, message_id: str) -> Email | None:
@@ -277,7 +266,11 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         may look like in a text. With ``names``, a keyword may be in any spelling and inflection, also in ``extra``."""
         if not keywords:
             return None, []
-        words = [word for keyword in keywords for word in words_apart(keyword) if marked(word)] if self.names else []
+        words = (
+            [word for keyword in keywords for word in languages.words_apart(keyword) if languages.marked(word)]
+            if self.names
+            else []
+        )
         if not words:
             return f"({' '.join(map(quoted, keywords))})", keywords
         clauses, written = zip(*map(self._meaning, words), strict=True)  # a keyword without a word is left out
@@ -287,21 +280,21 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         """The same of one keyword, kept for the next search."""
         known = self._opened().meanings
         if keyword not in known:
-            spelled = spellings(keyword)
-            others = (each for form in spelled for each in phrases(form, self._foreign_forms))
-            own = {*map(fold, map(str.lower, spelled))}
-            more = dict.fromkeys([*phrases(keyword, english_forms), *others])
-            forms = [*spelled, *phone_groups(keyword), *(form for form in more if form not in own)]
+            spelled = languages.spellings(keyword)
+            others = (each for form in spelled for each in languages.phrases(form, self._foreign_forms))
+            own = {*map(languages.fold, map(str.lower, spelled))}
+            more = dict.fromkeys([*languages.phrases(keyword, languages.english_forms), *others])
+            forms = [*spelled, *languages.phone_groups(keyword), *(form for form in more if form not in own)]
             if len(known) >= _MOST_MEANINGS:
                 known.clear()
-            known[keyword] = f"({' OR '.join([*map(_anywhere, forms), *in_pairs(keyword)])})", forms
+            known[keyword] = f"({' OR '.join([*map(_anywhere, forms), *languages.in_pairs(keyword)])})", forms
         return known[keyword]
 
     def _foreign_forms(self, word: str) -> list[str]:
         """The words of other languages for which a keyword stands."""
         if not self._opened().has_stems:
             return []
-        return [form for (form,) in self._rows(_FORMS, (stem_ranges(word), _MOST_FORMS))]
+        return [form for (form,) in self._rows(_FORMS, (languages.stem_ranges(word), _MOST_FORMS))]
 
     def _bounded(self, snippet: str | None, message_id: str, keywords: list[str], match: str) -> str:
         """FTS5's snippet of subject or body (None: not made yet, since the email is long), or an excerpt if it is too
@@ -316,7 +309,7 @@ class Mailbox(AbstractContextManager["Mailbox"]):
                 return preview(subject, body)
             if is_other or (snippet is None and has_few_matches(text, keywords)):
                 if self.names:
-                    words = [*keywords, *words_around(f"{subject}\n{body}", keywords)]
+                    words = [*keywords, *languages.words_around(f"{subject}\n{body}", keywords)]
                     match = f"{{subject body}} : ({' OR '.join(map(quoted, words))})"
                 found = self._rows(_SNIPPET_OF, (match, message_id))
                 snippet = found[0][0] if found else preview(subject, body)
@@ -359,7 +352,7 @@ def _checked(keywords: object) -> list[str]:
         raise ToolError("keywords must be a list of strings.")
     if len(max(keywords, key=len, default="")) > MAX_KEYWORD_CHARS:
         raise ToolError(f"A keyword is longer than {MAX_KEYWORD_CHARS} characters.")
-    if len(keywords) > MAX_KEYWORDS or sum(len(marked(keyword).split()) for keyword in keywords) > MAX_WORDS:
+    if len(keywords) > MAX_KEYWORDS or sum(len(languages.marked(keyword).split()) for keyword in keywords) > MAX_WORDS:
         raise ToolError(f"There are more than {MAX_KEYWORDS} keywords, or more than {MAX_WORDS} words in them.")
     _check_text("keywords", "".join(keywords))
     return [keyword.replace(database.PARTY, " ") for keyword in keywords]
@@ -367,7 +360,7 @@ def _checked(keywords: object) -> list[str]:
 
 def _anywhere(form: str) -> str:
     """The FTS5 expression of a phrase in subject or body, or as a name, two words of which may be in either order."""
-    words = marked(form).split()
+    words = languages.marked(form).split()
     named = f"NEAR({' '.join(map(quoted, words))}, 0)" if len(words) == 2 else quoted(" ".join(words))
     return f"{quoted(form)} OR {named}"
 
