@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from email.message import EmailMessage
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mail.mails import found, mbox
@@ -134,6 +135,15 @@ def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pyte
     assert heard == [("repaired", "attachment_unread", f"own.mbox#{number}") for number in range(1, 8)]
     assert found(build.db, "bob@x.org", "Zephyr") == ["<9@x>"]  # the file after them is read
     assert reader._child is None  # and no process stays
+
+
+def test_no_file_of_an_email_is_begun_when_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    email = parse_message(written(1, ("a.txt", "text/plain", b"Zephyr"), ("b.txt", "text/plain", b"Mistral")))
+    assert isinstance(email, RawEmail) and "Mistral" in with_attachments(email).body
+    clock = iter([0.0, 1.0, 21.0])
+    monkeypatch.setattr(attached, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    read = with_attachments(email)
+    assert "Zephyr" in read.body and "Mistral" not in read.body and read.defects == ("attachment_unread",)
 
 
 def test_an_invitation_without_a_name_is_read_once_and_soft_hyphens_are_dropped() -> None:
