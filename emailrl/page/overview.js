@@ -295,7 +295,7 @@ function resultTable() {
 }
 
 // Numbers of a result that are no measurements, and those that are shares.
-const CONDITIONS = /^(step|seed|samples|temperature|max_.*)$|_(low|high)$/;
+const CONDITIONS = /^(step|seed|samples|temperature|answer_correct|max_.*)$|_(low|high)$/;
 const SHARES = /accuracy|correct|capitals|pass_at|majority|obeyed|^(ever|attempted|returned|ran|cant|bad)_/;
 
 const METRICS = { cant_parse_tool_call: "tool call not readable", returned_i_dont_know: "did not know", num_turns: "turns", num_sources: "sources cited", num_questions: "questions", num_inboxes: "inboxes" };
