@@ -20,7 +20,7 @@ from emailrl.rewards.judge import JudgeError, LLMJudge, judge_key, read_verdict
 from emailrl.rewards.scorer import OfflineMatcher, build_scorer
 from emailrl.settings import AgentSettings, RewardSettings, RewardWeightSettings
 
-KEY = "sk-or-v1-0123456789abcdef"
+KEY = "sk-or-v1-fedcba9876abcdef"
 Reply = Callable[[dict[str, Any]], "tuple[int, str]"]
 Serve = Callable[[Reply], ChatStub]
 
@@ -96,13 +96,13 @@ def test_a_refused_key_is_not_tried_again_nor_shown(
     serve: Serve, tmp_path: Path, waits: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    stub = serve(lambda body: (401, f"Incorrect API key provided: {KEY} (or sk-or-v1-0123****cdef)"))
+    stub = serve(lambda body: (401, f"Incorrect API key provided: {KEY} (or sk-or-v1-fedc****cdef)"))
     with pytest.raises(JudgeError, match="HTTP 401") as caught:
         judge(stub, tmp_path).check("q", "r", "a")
     assert len(stub.requests) == 1 and waits == []
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     for text in (str(caught.value), repr(caught.value), caplog.text):
-        assert "0123" not in text and "cdef" not in text
+        assert "fedc" not in text and "cdef" not in text
 
 
 def test_an_unreadable_verdict_is_no_verdict(tmp_path: Path, serve: Serve, waits: list[float]) -> None:
