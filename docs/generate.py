@@ -160,7 +160,7 @@ def openrlhf_reference() -> str:
 
 def _flag_row(flag: Flag) -> str:
     keys = ", ".join(f"`{leaf.key}`" for leaf in flag.leaves)
-    here = ", ".join(_shown(leaf.default if leaf.default != "" else None) for leaf in flag.leaves)
+    here = ", ".join(_shown(leaf.default) for leaf in flag.leaves)
     return f"| {_names(flag)} | {keys} | {flag.default} | {here} | {flag.note or ' '} |\n"
 
 
@@ -182,9 +182,14 @@ def _row(leaf: Leaf) -> str:
     choices = f" One of {', '.join(f'`{choice}`' for choice in only)}." if only else ""
     secret = " Secret." if leaf.secret else ""
     meaning = " ".join(leaf.description.split()).replace("|", "\\|")
-    rows = [*((need.settings, need.needs) for need in NEEDS), *REFUSED]
-    needs = "; ".join(needs for settings, needs in rows if leaf.key in settings.split())
+    needs = "; ".join(needs_of(leaf.key))
     return f"| `{leaf.field}` | {names} | {_shown(leaf.default)} | {needs} | {meaning}{choices}{secret} |"
+
+
+def needs_of(name: str) -> list[str]:
+    """What a setting has no effect without, or is refused without."""
+    rows = [*((need.settings, need.needs) for need in NEEDS), *REFUSED]
+    return [needs for settings, needs in rows if name in settings.split()]
 
 
 def _presets() -> str:
@@ -199,8 +204,10 @@ def _presets() -> str:
 
 
 def _shown(value: object) -> str:
-    if value in (None, ""):
-        return "–" if value is None else "empty"
+    if value is None:
+        return "–"
+    if value == "":
+        return "empty"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -183,8 +183,8 @@ def _play(subjects: list[Subject], scenarios: list[Scenario], settings: Settings
         try:
             report = run_benchmark(subjects, scenarios, settings, folder, **how)
         except Exception:
-            if any(file.stat().st_size for file in folder.glob("trajectories/*.jsonl")):
-                say_again(f"What was played is saved in {folder}", "finish")
+            if count := sum(file.read_bytes().count(b"\n") for file in folder.glob("trajectories/*.jsonl")):
+                say_again(f"{counted(count, 'question')} saved in {folder}", "finish")
             raise
         finally:
             with suppress(OSError):  # not empty

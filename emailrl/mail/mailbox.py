@@ -266,11 +266,8 @@ class Mailbox(AbstractContextManager["Mailbox"]):
         may look like in a text. With ``names``, a keyword may be in any spelling and inflection, also in ``extra``."""
         if not keywords:
             return None, []
-        words = (
-            [word for keyword in keywords for word in languages.words_apart(keyword) if languages.marked(word)]
-            if self.names
-            else []
-        )
+        parts = chain.from_iterable(map(languages.words_apart, keywords if self.names else ()))
+        words = [word for word in parts if languages.marked(word)]
         if not words:
             return f"({' '.join(map(quoted, keywords))})", keywords
         clauses, written = zip(*map(self._meaning, words), strict=True)  # a keyword without a word is left out

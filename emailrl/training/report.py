@@ -30,7 +30,7 @@ from emailrl.training.update import TokenNumbers
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIRST, SECOND, FAINT = "#0b6a72", "#b5541c", "#7f8891"
+FIRST, FAINT = "#0b6a72", "#7f8891"
 """Colors that stay distinct in grayscale and for color-blind readers, on the figures' own white background."""
 IN_THE_DARK = (
     b"<style>@media (prefers-color-scheme: dark) { svg { filter: invert(0.91) hue-rotate(180deg) } }</style>\n"

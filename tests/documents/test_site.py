@@ -17,7 +17,7 @@ from documents.commands import OTHERS_VARIABLES, SETTINGS
 from documents.pages import DOCS, DOCUMENTS, PAGES, ROOT, anchors, headings, links, prose, text_of
 from documents.pictures import DARK, DARK_STYLE, IMAGES, narrow_svg, quickstart_svg, terminal_svg, with_dark
 from documents.pictures import SHOWN as SHOWN_IN_TERMINAL
-from generate import example_page, find_settings, llms_txt, navigation
+from generate import example_page, find_settings, llms_txt, navigation, needs_of
 
 from emailrl.page.build import gather
 from emailrl.page.place import place_of
@@ -119,6 +119,11 @@ def wrong_names(text: str) -> set[str]:
     return {
         word for word in words if word in FIELDS or ("_" in word and difflib.get_close_matches(word, SETTINGS, 1, 0.85))
     }
+
+
+def test_a_setting_is_told_with_what_it_needs() -> None:
+    assert needs_of("max_staleness") == ["VLLM_URLS", "IMPORTANCE_CORRECTION=tis, icepop or sequence_mask"]
+    assert needs_of("kl_horizon") == ["KL_TARGET"] and needs_of("seed") == []
 
 
 @pytest.mark.parametrize("page", [page for page in DOCUMENTS if page not in GENERATED])

@@ -141,7 +141,7 @@ def test_the_bound_stops_a_chat_engine_with_what_has_ended_saved(folder: Path, c
         )  # two conversations of two turns, and a turn
         assert code == 1 and len(stub.requests) == 5, told
         assert told.splitlines()[-1].startswith("error: --max-cost 1.25 was reached: 5 requests cost $1.25."), told
-        assert len(list(read_trajectories(folder / file))) == 2 and "saved in" in told
+        assert len(list(read_trajectories(folder / file))) == 2 and "2 " in told and "saved in" in told
         code, told = emailrl(folder, *options, "--resume")
         assert code == 0 and len(stub.requests) == 5 + 4, told
         played = list(read_trajectories(folder / file))

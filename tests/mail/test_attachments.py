@@ -140,10 +140,13 @@ def test_a_hostile_file_costs_one_counted_line(tmp_path: Path, monkeypatch: pyte
 def test_no_file_of_an_email_is_begun_when_its_time_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     email = parse_message(written(1, ("a.txt", "text/plain", b"Zephyr"), ("b.txt", "text/plain", b"Mistral")))
     assert isinstance(email, RawEmail) and "Mistral" in with_attachments(email).body
-    clock = iter([0.0, 1.0, 21.0])
+    photo = parse_message(written(2, ("a.txt", "text/plain", b"Zephyr"), ("b.png", "image/png", b"\x89PNG")))
+    assert isinstance(photo, RawEmail)
+    clock = iter(2 * [0.0, 1.0, 21.0])
     monkeypatch.setattr(attached, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     read = with_attachments(email)
     assert "Zephyr" in read.body and "Mistral" not in read.body and read.defects == ("attachment_unread",)
+    assert with_attachments(photo).defects == ()  # has no text to leave out
 
 
 def test_an_invitation_without_a_name_is_read_once_and_soft_hyphens_are_dropped() -> None:

@@ -26,13 +26,14 @@ _MARK, _IN_TEXT = "[Attachment", "[ Attachment"  # no text that is read has the 
 
 def with_attachments(email: RawEmail) -> RawEmail:
     """Return an email whose body is followed by the text of its attached files, until ``MAX_READ_BYTES`` characters are
-    exceeded. Defects: ``attachment_unread`` for one without text or too late, ``long_text`` over ``MAX_CHARS``."""
+    exceeded. Defects: ``attachment_unread`` for one of a known kind without text, ``long_text`` over ``MAX_CHARS``."""
     texts, defects, size = {"": email.body.replace(_MARK, _IN_TEXT)}, [*email.defects], len(email.body)
     until = time.monotonic() + CPU_SECONDS  # by the clock: no file is begun after it
     for part in email.files:
         name = shown_name(part.name)
         try:
-            text = _text(name, part, defects) if size <= MAX_READ_BYTES and time.monotonic() < until else ""
+            is_begun = size <= MAX_READ_BYTES and time.monotonic() < until
+            text = _text(name, part, defects, is_begun=is_begun)
         except Exception:  # as in ``parse_message``: the library raises many kinds on hostile input
             text = ""
         if text == "":
@@ -46,15 +47,16 @@ def with_attachments(email: RawEmail) -> RawEmail:
     return replace(email, body="\n\n".join(filter(None, texts.values())), defects=tuple(sorted({*defects})))
 
 
-def _text(name: str, part: Part, defects: list[str]) -> str | None:
-    """The text of a file: an empty one if it cannot be read, None if it is of no known kind."""
+def _text(name: str, part: Part, defects: list[str], *, is_begun: bool) -> str | None:
+    """The text of a file: an empty one if it cannot be read or is not begun, None if it is of no known kind."""
     content = part.decoded([])
     kind = _KINDS.get(part.get_content_type()) or _KINDS.get(name.rpartition(".")[2].lower())
     is_word = content.startswith(ZIP_START) and WORD_MEMBER.encode() in content
-    if PDF_START in content[:1024] or is_word or kind == "paged":
+    kind = "paged" if PDF_START in content[:1024] or is_word else kind
+    if kind is None or not is_begun:
+        return None if kind is None else ""
+    if kind == "paged":
         return clean_text(documents.text(content)).replace("\u00ad", "")
-    if kind is None:
-        return None
     charset = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else part.charset
     start = beginning(content, 8 * MAX_CHARS)
     if len(start) < len(content):
